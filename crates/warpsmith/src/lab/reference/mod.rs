@@ -39,8 +39,12 @@ pub trait Real:
     fn add_products(self, products: &[Self], _subnormal: f64) -> Self {
         products.iter().fold(self, |sum, &product| sum + product)
     }
-    /// A product or a sum of a matrix product. The identity, but under [`flushing`] for bf16: subnormal ones may be zero.
+    /// A product of a matrix product, or a sum. The identity, but under [`flushing`] for bf16: subnormal ones may be zero.
     fn flushed(self) -> Self {
+        self
+    }
+    /// A factor of a matrix product, which may have been computed. The identity, but under [`flushing`] for bf16.
+    fn flushed_factor(self) -> Self {
         self
     }
     /// The product of an exponential, at most one, and a value. The identity, but under [`flushing`]: [`Real::flushed`], and in
@@ -193,6 +197,16 @@ pub fn alignment_error(subnormal: f64) -> f64 {
         return 0.0;
     }
     (subnormal.log2().floor() - f64::from(TENSOR_BITS_16)).exp2() * (TENSOR_GROUP as f64).sqrt()
+}
+
+/// How far a sum of products of 16 bits may be off on tensor cores, which cut each addend below the last bit of the largest. Shows
+/// only where the sum cancels with one that was made otherwise. Zero for other types.
+pub fn cutting_error<R: Real>(products: impl Iterator<Item = R>) -> f64 {
+    let (count, largest) = products.fold((0, 0.0), |(n, most), p| (n + 1, f64::max(most, p.f64().abs())));
+    if STORED_AS.get().size() != 2 || largest == 0.0 || !largest.is_finite() {
+        return 0.0;
+    }
+    (largest.log2().floor() - f64::from(TENSOR_BITS_16)).exp2() * f64::from(count).sqrt()
 }
 
 thread_local! {

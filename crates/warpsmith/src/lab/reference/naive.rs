@@ -51,6 +51,9 @@ impl Real for Naive {
     fn flushed(self) -> Self {
         if self.0.is_subnormal() && flushes() { Naive(0.0) } else { self }
     }
+    fn flushed_factor(self) -> Self {
+        self.flushed()
+    }
     fn flushed_in_parts(self) -> Self {
         self.flushed()
     }

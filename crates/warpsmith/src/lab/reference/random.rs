@@ -103,8 +103,13 @@ impl Real for Random {
         Random { variance: self.variance + rounding(self.value, 1.0 / 1024.0, 0.0), ..self }
     }
     fn flushed(self) -> Self {
-        // Also of larger ones: in another order, what is added up may be subnormal on the way.
-        if flushes() { self.blurred(f64::from(f32::MIN_POSITIVE)) } else { self }
+        // Also of larger ones: in another order, what a product is added to may be subnormal.
+        if flushes() { self.blurred(2.0 * f64::from(f32::MIN_POSITIVE)) } else { self }
+    }
+    fn flushed_factor(self) -> Self {
+        // Rounded otherwise, a number near the border is on its other side.
+        let may_be_zero = self.value != 0.0 && self.value.abs() < 2.0 * f64::from(f32::MIN_POSITIVE);
+        if may_be_zero && flushes() { self.blurred(f64::from(f32::MIN_POSITIVE)) } else { self }
     }
     fn flushed_in_parts(self) -> Self {
         // Each of six products of parts may be zero.

@@ -88,14 +88,14 @@ fn attend<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs, head: &Head, i: usize,
     let mut sum = sink.map_or(R::zero(), |sink| (sink - most).exp());
     let dropout = Dropout::new(attrs.float(DROPOUT), attrs.int(SEED), attrs.int(OFFSET));
     for &(j, score) in &scores {
-        let mut p = (score - most).exp().blurred(f64::from(f32::MIN_POSITIVE));
+        let mut p = (score - most).exp().flushed().blurred(f64::from(f32::MIN_POSITIVE));
         sum = sum + p;
         if dropout.is_some_and(|dropout| !dropout.of_head(head.request, head.head).keeps(i, j)) {
             p = R::zero();
         }
         let value = &v.data[row(j)..][..d];
         for (o, &value) in out.iter_mut().zip(value) {
-            *o = *o + p.stored() * value;
+            *o = *o + (p.stored() * value).flushed_in_parts();
         }
     }
     let factor = R::of(dropout.map_or(1.0, |dropout| f64::from(dropout.factor())));

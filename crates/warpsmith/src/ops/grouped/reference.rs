@@ -13,7 +13,8 @@ pub(in crate::ops) fn dot<R: Real>(x: &[R], w: &[R]) -> R {
 pub(in crate::ops) fn dot_of<R: Real>(len: usize, pair: impl Fn(usize) -> (R, R)) -> R {
     (0..len).step_by(TENSOR_GROUP).fold(R::zero(), |sum, from| {
         let pairs = || (from..len.min(from + TENSOR_GROUP)).map(&pair);
-        let sum = pairs().fold(sum, |sum, (a, b)| sum + (a * b).flushed());
+        let product = |(a, b): (R, R)| (a.flushed_factor() * b.flushed_factor()).flushed();
+        let sum = pairs().fold(sum, |sum, pair| sum + product(pair));
         sum.flushed().blurred(alignment_error(subnormal_product(pairs())))
     })
 }

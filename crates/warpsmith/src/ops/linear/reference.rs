@@ -63,7 +63,7 @@ pub fn backward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Ar
     let lines = x.shape[..x.shape.len() - 1].iter().product::<usize>();
     let slope = |i: usize| activation.map_or(R::one(), |kind| kind.derivative(inputs[back::Z].data[i]));
     let exact: Vec<R> = (0..lines * n).map(|i| dout.data[i] * scale * slope(i)).collect();
-    let dz: Vec<R> = exact.iter().map(|&v| v.stored()).collect();
+    let dz: Vec<R> = exact.iter().map(|&v| v.stored().flushed_factor()).collect();
     let (mut dx, mut dw, mut dbias) =
         (Array::<R>::zeros(&x.shape), Array::<R>::zeros(&w.shape), Array::zeros(&[n]));
     for line in 0..lines {

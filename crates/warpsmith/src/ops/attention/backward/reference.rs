@@ -5,6 +5,7 @@ use super::{
     Q_STARTS, SCALE, SEED, SINKS, SOFTCAP, V, WINDOW,
 };
 use crate::cpu::attention::Dropout;
+use crate::lab::reference::cutting_error;
 use crate::lab::{Array, Inputs, Real};
 use crate::op::Attrs;
 use std::ops::Range;
@@ -95,7 +96,7 @@ fn add_row<R: Real>(
     let empty = lse.f64() == f64::NEG_INFINITY;
     let weight = |score: R| match empty {
         true => R::zero(),
-        false => (score - lse).exp().blurred(f64::from(f32::MIN_POSITIVE)),
+        false => (score - lse).exp().flushed().blurred(f64::from(f32::MIN_POSITIVE)),
     };
     if let Some(sinks) = inputs.get(SINKS) {
         let sum = &mut gradients.dsinks.data[head.head];
@@ -130,7 +131,10 @@ fn add_row<R: Real>(
         let drops = dropout.is_some_and(|dropout| !dropout.of_head(head.request, head.head).keeps(i, j));
         let (kept, dp) = match drops {
             true => (R::zero(), R::zero()),
-            false => (p, dot(dout, value) * factor),
+            false => {
+                let products = dout.iter().zip(value).map(|(&a, &b)| a * b);
+                (p, dot(dout, value).blurred(cutting_error(products)) * factor)
+            }
         };
         let dz = p * (dp - delta);
         if let (Some(at), Some(dbias)) = (bias, &mut gradients.dbias) {
