@@ -219,13 +219,11 @@ unsafe impl Op for Backward {
 /// depend on those.
 static KERNELS: &[Kernel<Problem>] = &[
     #[cfg(feature = "cuda")]
+    sm90::SM90,
+    #[cfg(feature = "cuda")]
     sm80::SM80,
     #[cfg(feature = "cuda")]
     cuda::GENERIC,
-    // Last, so for those who name it, until racecheck has seen it without the hazards it reported (docs/learned/attention.md).
-    // Then it belongs before SM80.
-    #[cfg(feature = "cuda")]
-    sm90::SM90,
     Kernel::cpu("attention_backward_avx512", Tier::Avx512, cpu::run).flushing_subnormals(),
     Kernel::cpu("attention_backward_avx2", Tier::Avx2, cpu::run),
     Kernel::cpu("attention_backward_portable", Tier::Portable, cpu::run),
