@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
@@ -65,6 +66,9 @@ def attention(
     window: int = 0,
     softcap: float = 0.0,
     scale: float | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+    offset: int = 0,
     block_q: int = 0,
     block_kv: int = 0,
     return_lse: bool = False,
@@ -83,8 +87,38 @@ def attention(
     if sinks is not None:
         scores = torch.cat([scores, sinks[None, :, None, None].expand(*scores.shape[:3], 1)], -1)
     weights = scores.softmax(-1)[..., : k.shape[2]]
+    if dropout:
+        kept, factor = keeps(weights.shape, dropout, seed, offset)
+        weights = weights * kept.to(weights) * factor
     out = (weights @ v).transpose(1, 2)
     return (out, scores.logsumexp(-1)) if return_lse else out
+
+
+def keeps(shape: Any, dropout: float, seed: int, offset: int) -> tuple[torch.Tensor, float]:
+    """Which probabilities ``[requests, heads, queries, keys]`` dropout keeps, and their factor: the definition, written
+    down again."""
+    golden, steps = np.uint64(0x9E3779B97F4A7C15), 1 << 16
+
+    def mixed(z: Any) -> Any:
+        z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+        return z ^ z >> np.uint64(31)
+
+    def stream(start: Any, number: Any) -> Any:
+        return mixed(start + (number + np.uint64(1)) * golden)
+
+    below = np.uint64(min(round(dropout * steps), steps - 1))
+    requests, heads, queries, keys = np.ix_(*(np.arange(n, dtype=np.uint64) for n in shape))
+    with np.errstate(over="ignore"):
+        start = mixed(np.array([seed % 2**64], dtype=np.uint64) + golden)
+        start = mixed(start + np.array([offset % 2**64], dtype=np.uint64) * golden)
+        start = stream(start.reshape(1, 1, 1, 1), requests << np.uint64(32) | heads)
+        eight, sixteen = np.uint64(8), np.uint64(16)
+        cells = [index // sixteen * eight + index % eight for index in (queries, keys)]
+        halves = [index // eight % np.uint64(2) for index in (queries, keys)]
+        bits = stream(start, cells[0] << np.uint64(32) | cells[1])
+        bits = bits >> (np.uint64(32) * halves[0] + sixteen * halves[1]) & np.uint64(steps - 1)
+    return torch.from_numpy(bits >= below), steps / (steps - int(below))
 
 
 def embedding(weight: Any, ids: Any) -> Any:

@@ -123,13 +123,26 @@ def test_requests_of_different_lengths(options: dict[str, Any], dim: int) -> Non
         torch.testing.assert_close(one.double(), other.grad, rtol=1e-3, atol=1e-4)
 
 
-def test_dropout_is_left_to_pytorch() -> None:
-    warpsmith._sdpa.note.cache_clear()
-    with pytest.warns(warpsmith.FallbackWarning, match="dropout"):
-        found = warpsmith.flash_attn_func(*tensors(), dropout_p=0.5)
-    assert (found - warpsmith.flash_attn_func(*tensors())).abs().max() > 0.1
-    with pytest.raises(warpsmith.UnsupportedError, match="softcap"):
-        warpsmith.flash_attn_func(*tensors(), dropout_p=0.5, softcap=2.0)
+def test_dropout_is_pytorchs_choice_of_a_seed() -> None:
+    q_lens, kv_lens = (3, 5), (6, 8)
+    q, k, v = tensors(sum(q_lens), sum(kv_lens), batch=1)
+    starts = [torch.tensor([0, a, a + b], dtype=torch.int32, device=DEVICE) for a, b in (q_lens, kv_lens)]
+
+    def packed(first: int) -> torch.Tensor:
+        torch.manual_seed(first)
+        return warpsmith.flash_attn_varlen_func(q[0], k[0], v[0], *starts, 5, 8, dropout_p=0.5, softcap=2.0)
+
+    found = packed(1)
+    assert torch.equal(packed(1), found)
+    assert not torch.equal(packed(2), found)
+    # A request of a batch drops what a packed one does.
+    torch.manual_seed(1)
+    alone = warpsmith.flash_attn_func(q[:, :3], k[:, :6], v[:, :6], dropout_p=0.5, softcap=2.0)
+    torch.testing.assert_close(alone[0], found[:3])
+    assert (alone - warpsmith.flash_attn_func(q[:, :3], k[:, :6], v[:, :6], softcap=2.0)).abs().max() > 0.1
+    for share in (-0.1, 1.0, float("nan")):
+        with pytest.raises(warpsmith.ArgumentError, match="dropout_p"):
+            warpsmith.flash_attn_func(q, k, v, dropout_p=share)
 
 
 @pytest.mark.parametrize("window", [(1,), 3, (-2, 0), (1.5, 0), (True, 0), None])
@@ -139,7 +152,7 @@ def test_windows_that_are_none(window: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"dropout_p": 0.1}, {"window_size": (2, 2)}, {"alibi_slopes": torch.ones(4)}, {"block_table": 1}]
+    "options", [{"window_size": (2, 2)}, {"alibi_slopes": torch.ones(4)}, {"block_table": 1}]
 )
 def test_what_packed_requests_lack(options: dict[str, Any]) -> None:
     starts = torch.tensor([0, 7], dtype=torch.int32, device=DEVICE)

@@ -79,7 +79,6 @@ def test_the_kernel_gives_what_pytorch_gives(name: str, kernel_calls: list[None]
 @pytest.mark.parametrize(
     ("inputs", "options", "reason"),
     [
-        (tensors(), {"dropout_p": 0.5}, "dropout"),
         ([t.repeat(1, 1, 1, 9) for t in tensors()], {}, "heads of 288"),
         (tensors(dtype=torch.float64), {}, "float64"),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from warpsmith import ops
-from warpsmith._sdpa import by_torch, note, padded, why_not
+from warpsmith._sdpa import by_torch, check_dropout, dropped, note, padded, why_not
 from warpsmith.errors import ArgumentError, UnsupportedError
 
 
@@ -30,8 +30,10 @@ def flash_attn_func(
     ``causal`` and ``window_size`` (keys to the left, keys to the right, -1 for all) count from the end: the last query
     is at the last key. Windows that reach a number of keys to the right, or none to the left, and ``alibi_slopes`` are
     given to the kernel as a mask and a bias, whose memory is quadratic. The result is always deterministic. With
-    ``return_attn_probs``, returns ``(out, lse, None)``. Dropout is left to PyTorch, with a warning.
+    ``return_attn_probs``, returns ``(out, lse, None)``. What ``dropout_p`` drops follows from a seed that PyTorch's
+    generator of the CPU draws for each call.
     """
+    check_dropout("flash_attn_func", "dropout_p", dropout_p)
     left, right = window_of("flash_attn_func", window_size, causal)
     q_len, kv_len = q.shape[1], k.shape[1]
     place = torch.arange(q_len, device=q.device)[:, None] + (kv_len - q_len)
@@ -72,6 +74,7 @@ def flash_attn_func(
         softcap=softcap,
         scale=scale,
         return_lse=return_attn_probs,
+        **dropped(dropout_p, None),
     )
     out, lse = found if return_attn_probs else (found, None)
     out = out if width is None else out[..., :width]
@@ -157,14 +160,14 @@ def flash_attn_varlen_func(
     ``k`` and ``v`` ``[keys, kv_heads, head_dim]``, called as flash-attn's. It has gradients.
 
     ``cu_seqlens_q`` and ``cu_seqlens_k``, i32 ``[requests + 1]``, say where each begins. The longest lengths are not
-    needed. With ``return_attn_probs``, returns ``(out, lse [heads, tokens], None)``. Dropout, ``alibi_slopes``, windows
-    that reach a number of keys to the right or none to the left, and ``block_table`` (see
-    :func:`warpsmith.paged_attention`) are refused.
+    needed. With ``return_attn_probs``, returns ``(out, lse [heads, tokens], None)``. Dropout is that of
+    :func:`flash_attn_func`. ``alibi_slopes``, windows that reach a number of keys to the right or none to the left, and
+    ``block_table`` (see :func:`warpsmith.paged_attention`) are refused.
     """
     name = "flash_attn_varlen_func"
+    check_dropout(name, "dropout_p", dropout_p)
     left, right = window_of(name, window_size, causal)
     refused = {
-        "dropout_p": dropout_p > 0,
         "alibi_slopes": alibi_slopes is not None,
         "block_table": block_table is not None,
         "window_size": right not in (None, 0) or left == 0,
@@ -185,6 +188,7 @@ def flash_attn_varlen_func(
         softcap=softcap,
         scale=scale,
         return_lse=return_attn_probs,
+        **dropped(dropout_p, None),
     )
     out, lse = found if return_attn_probs else (found, None)
     out = out[0] if width is None else out[0, ..., :width]

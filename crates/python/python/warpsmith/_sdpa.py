@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch.autograd import forward_ad
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from warpsmith import ops
 from warpsmith._torch.autograd import Overloads, transformed
 from warpsmith._torch.dtypes import FLOATS
-from warpsmith.errors import FallbackWarning, UnsupportedError
+from warpsmith.errors import ArgumentError, FallbackWarning, UnsupportedError
 
 HEAD_DIMS = (32, 64, 80, 96, 128, 160, 192, 256)
 
@@ -35,14 +35,19 @@ def sdpa(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    seed: int | None = None,
 ) -> torch.Tensor:
     """As :func:`torch.nn.functional.scaled_dot_product_attention`, by the kernel of :func:`warpsmith.attention`.
 
     Masks may be boolean or floating, and broadcast; so do batches. Heads of other sizes than 32, 64, 80, 96, 128, 160,
-    192 and 256 are padded to the next of these. These calls go to PyTorch's own: with dropout; where a forward-mode
-    derivative is needed; heads above 256; other types than f32, f16 and bf16; and wrong calls, so that the error is the
-    one people know. A :class:`warpsmith.FallbackWarning` says so, once for each reason.
+    192 and 256 are padded to the next of these. What ``dropout_p`` drops follows from ``seed``, which is drawn by
+    PyTorch's generator of the CPU unless given: the same seed drops the same on every device, forward and backward.
+    These calls go to PyTorch's own: where a forward-mode derivative is needed; heads above 256; other types than f32,
+    f16 and bf16; dropout without a seed in compiled code; and wrong calls, so that the error is the one people know. A
+    :class:`warpsmith.FallbackWarning` says so, once for each reason.
     """
+    check_dropout("sdpa", "dropout_p", dropout_p)
     if attn_mask is None and dropout_p == 0.0 and is_plain(query, key, value):
         found = quick(query, key, value, is_causal, scale, enable_gqa)
         if found is not None:
@@ -57,12 +62,16 @@ def sdpa(
             if plain:
                 query, key, value = (tensor.expand(batch, -1, -1, -1) for tensor in (query, key, value))
     if not plain:
+        if seed is not None and dropout_p > 0:
+            reason = "is_causal with a mask, or shapes that no kernel knows"
+            raise UnsupportedError(f"sdpa: with a seed no kernel can compute: {reason}", op="sdpa", argument="seed")
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     causal: Causal = "start" if is_causal else "no"
-    return attend(q, k, v, mask=attn_mask, dropout=dropout_p, causal=causal, scale=scale).transpose(1, 2)
+    out = attend(q, k, v, mask=attn_mask, dropout=dropout_p, seed=seed, causal=causal, scale=scale)
+    return out.transpose(1, 2)
 
 
 def is_plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
@@ -117,15 +126,17 @@ def attend(
     window: int = 0,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
+    seed: int | None = None,
 ) -> torch.Tensor:
     """Attention of ``[batch, length, heads, head_dim]``, by the kernel or by PyTorch."""
     if causal == "start" and q.shape[1] < k.shape[1]:
         # No query sees the keys after the last query's.
         k, v = k[:, : q.shape[1]], v[:, : q.shape[1]]
-    reason = why_not(q, k, v, mask, dropout)
+    reason = why_not(q, k, v, mask, dropout, seed)
     if reason is not None:
-        if softcap > 0 or sinks is not None:
-            given = "a softcap" if softcap > 0 else "sinks"
+        seeded = seed is not None and dropout > 0
+        if softcap > 0 or sinks is not None or seeded:
+            given = "a softcap" if softcap > 0 else "sinks" if sinks is not None else "a seed"
             raise UnsupportedError(f"attention: with {given} no kernel can compute: {reason}", op="attention")
         if not torch.compiler.is_compiling():
             note("sdpa", reason)
@@ -147,8 +158,28 @@ def attend(
         window=window,
         softcap=softcap,
         scale=scale,
+        **dropped(dropout, seed),
     )
     return out if width is None else out[..., :width]
+
+
+def check_dropout(op: str, argument: str, share: float) -> None:
+    """Refuses what is no share of probabilities that can be dropped."""
+    if not 0.0 <= share < 1.0:
+        expected = "a number from 0 to below 1"
+        message = f"{op}: argument `{argument}`: expected {expected}, got {share!r}"
+        raise ArgumentError(message, op=op, argument=argument, expected=expected, got=repr(share))
+
+
+def dropped(share: float, seed: int | None) -> dict[str, Any]:
+    """The options of dropout. The seed is one of PyTorch's random numbers, so that ``torch.manual_seed`` and
+    checkpointing, which draws again, repeat it."""
+    if share == 0:
+        return {}
+    if seed is None:
+        seed = int(torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu"))
+    # Seeds of 2^63 and above by their bits.
+    return {"dropout": share, "seed": (seed + 2**63) % 2**64 - 2**63}
 
 
 def padded(
@@ -164,11 +195,18 @@ def padded(
     return q, k, F.pad(v, (0, fitting - width)), dim**-0.5 if scale is None else scale, width
 
 
-def why_not(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, dropout: float) -> str | None:
+def why_not(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout: float,
+    seed: int | None = None,
+) -> str | None:
     """Why the kernel cannot run a call; ``None`` if it can."""
     kind = q.device.type
-    if dropout > 0:
-        return "dropout"
+    if dropout > 0 and seed is None and torch.compiler.is_compiling():
+        return "dropout without a seed in compiled code"
     if kind not in ("cpu", "cuda", "meta"):
         return f"tensors on {kind}"
     if forward_ad._current_level >= 0:

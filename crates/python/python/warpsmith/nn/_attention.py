@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from warpsmith import ops
-from warpsmith._sdpa import attend
+from warpsmith._sdpa import attend, check_dropout
 from warpsmith.errors import ArgumentError
 
 
@@ -18,8 +18,8 @@ class FlashAttention(nn.Module):
 
     It has no parameters. ``causal`` counts from the end: the last query sees all keys. ``window`` is how many keys
     before its own position a query sees, ``None`` for all; ``softcap`` the limit that scores approach, 0 for none.
-    ``dropout`` applies in training. What the kernel cannot do, dropout among it, is left to PyTorch, see
-    :func:`warpsmith.sdpa`.
+    ``dropout`` applies in training: what it drops follows from a seed that PyTorch's generator of the CPU draws for
+    each call. What the kernel cannot do is left to PyTorch, see :func:`warpsmith.sdpa`.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class FlashAttention(nn.Module):
             raise refused("window", "None, or a number of keys of at least 1", window)
         if not 0.0 <= softcap < float("inf"):
             raise refused("softcap", "a limit of scores, or 0 for none", softcap)
+        check_dropout("FlashAttention", "dropout", dropout)
         self.causal, self.scale, self.dropout = causal, scale, dropout
         self.window, self.softcap = window, softcap
 
