@@ -878,7 +878,7 @@ def merge_states(outs: Same, lses: Same, counts: Same | float | None = None, *, 
 def merge_states(outs: Array, lses: Array, counts: Array | float | None = None, *, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto', return_lse: bool = False) -> Any: ...
 
 @overload
-def attention(q: Same, k: Same, v: Same, q_starts: Same | None = None, kv_starts: Same | None = None, mask: Same | None = None, bias: Same | None = None, sinks: Same | float | None = None, *, causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float | None = None, block_q: int = 0, block_kv: int = 0, return_lse: Literal[False] = False) -> Same:
+def attention(q: Same, k: Same, v: Same, q_starts: Same | None = None, kv_starts: Same | None = None, mask: Same | None = None, bias: Same | None = None, sinks: Same | float | None = None, *, causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float | None = None, dropout: float = 0.0, seed: int = 0, offset: int = 0, block_q: int = 0, block_kv: int = 0, return_lse: Literal[False] = False) -> Same:
     """Softmax attention of queries over keys and values, in linear memory.
 
     q: [batch, q_len, num_heads, head_dim]
@@ -893,6 +893,9 @@ def attention(q: Same, k: Same, v: Same, q_starts: Same | None = None, kv_starts
     window: keys before a query's own position that it sees at most; 0 for all
     softcap: limit that scores approach; 0 for none
     scale: factor of the scores; left out, 1 / sqrt(head_dim)
+    dropout: share of probabilities that do not count, from 0 to below 1; the others count for more
+    seed: decides what dropout drops
+    offset: with another number, the same seed drops others
     block_q: rows of queries that are worked on at a time: 16, 64, 128, 192 or 256; 0 to let the kernel choose
     block_kv: keys that are worked on at a time: 32, 64, 80, 96 or 128; 0 to let the kernel choose
     return_lse: whether to return lse
@@ -902,11 +905,11 @@ def attention(q: Same, k: Same, v: Same, q_starts: Same | None = None, kv_starts
     lse: [batch, num_heads, q_len], f32: logarithm of the sum of exponentials
     """
 @overload
-def attention(q: Same, k: Same, v: Same, q_starts: Same | None = None, kv_starts: Same | None = None, mask: Same | None = None, bias: Same | None = None, sinks: Same | float | None = None, *, causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float | None = None, block_q: int = 0, block_kv: int = 0, return_lse: Literal[True]) -> tuple[Same, Same]: ...
+def attention(q: Same, k: Same, v: Same, q_starts: Same | None = None, kv_starts: Same | None = None, mask: Same | None = None, bias: Same | None = None, sinks: Same | float | None = None, *, causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float | None = None, dropout: float = 0.0, seed: int = 0, offset: int = 0, block_q: int = 0, block_kv: int = 0, return_lse: Literal[True]) -> tuple[Same, Same]: ...
 @overload
-def attention(q: Array, k: Array, v: Array, q_starts: Array | None = None, kv_starts: Array | None = None, mask: Array | None = None, bias: Array | None = None, sinks: Array | float | None = None, *, causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float | None = None, block_q: int = 0, block_kv: int = 0, return_lse: bool = False) -> Any: ...
+def attention(q: Array, k: Array, v: Array, q_starts: Array | None = None, kv_starts: Array | None = None, mask: Array | None = None, bias: Array | None = None, sinks: Array | float | None = None, *, causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float | None = None, dropout: float = 0.0, seed: int = 0, offset: int = 0, block_q: int = 0, block_kv: int = 0, return_lse: bool = False) -> Any: ...
 
-def attention_backward(q: Array, k: Array, v: Array, out: Array, lse: Array, dout: Array, q_starts: Array | None = None, kv_starts: Array | None = None, mask: Array | None = None, bias: Array | None = None, sinks: Array | float | None = None, dlse: Array | None = None, *, causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float | None = None, return_dbias: bool = False, return_dsinks: bool = False) -> Any:
+def attention_backward(q: Array, k: Array, v: Array, out: Array, lse: Array, dout: Array, q_starts: Array | None = None, kv_starts: Array | None = None, mask: Array | None = None, bias: Array | None = None, sinks: Array | float | None = None, dlse: Array | None = None, *, causal: bool = False, window: int = 0, softcap: float = 0.0, scale: float | None = None, dropout: float = 0.0, seed: int = 0, offset: int = 0, return_dbias: bool = False, return_dsinks: bool = False) -> Any:
     """Gradients of attention with respect to its inputs, in linear memory.
 
     q: [batch, q_len, num_heads, head_dim]
@@ -925,6 +928,9 @@ def attention_backward(q: Array, k: Array, v: Array, out: Array, lse: Array, dou
     window: that of the forward call; 0 for all keys
     softcap: that of the forward call; 0 for none
     scale: that of the forward call; left out, 1 / sqrt(head_dim)
+    dropout: that of the forward call; 0 for none
+    seed: that of the forward call
+    offset: that of the forward call
     return_dbias: whether to return dbias
     return_dsinks: whether to return dsinks
 
