@@ -35,10 +35,10 @@ const PASS_SLOTS: usize = THREADS / 32;
 kernel_params! {
     /// Addresses are zero for what is left out. Rows are those of ids and weights; and those of the gradient of weights.
     struct MoeFfnPassParams {
-        z: u64, da: u64, dz: u64, h: u64, positions: u64, ids: u64, weights: u64, dy: u64, bias: u64,
+        z: u64, da: u64, dz: u64, h: u64, positions: u64, ids: u64, weights: u64, dy: u64, bias: u64, z_bias: u64,
         scores: u64, row_weights: u64, one: u64,
         units: i64, id_step: i64, weight_step: i64, score_step: i64,
-        dy_row: i64, dy_col: i64, bias_expert: i64, bias_step: i64,
+        dy_row: i64, dy_col: i64, bias_expert: i64, bias_step: i64, z_bias_expert: i64, z_bias_step: i64,
         ffn: i32, hidden: i32, top_k: i32, gate: i32, keeps_exact: i32, wide_ids: i32, wide_weights: i32,
         tokens_of: Rows, scores_of: Rows,
     }
@@ -121,7 +121,6 @@ struct Experts {
     w: [Matrices; 2],
     /// Numbers of the matrices among all four.
     numbers: [usize; 2],
-    bias: Option<[isize; 2]>,
     dw: [Option<(Matrices, bool)>; 2],
     /// Where the matrices and their gradients are among the arguments.
     w_at: [usize; 2],
@@ -138,7 +137,6 @@ impl Experts {
             ffn: f.ffn,
             w: [f.w1, f.w2],
             numbers: [0, 1],
-            bias: f.b1,
             dw: [p.dw1.zip(Some(p.dw_pieces[0])), p.dw2.zip(Some(p.dw_pieces[1]))],
             w_at: [W1, W2],
             dw_at: [DW1, DW2],
@@ -150,7 +148,6 @@ impl Experts {
             ffn,
             w: [f.shared_w1, f.shared_w2],
             numbers: [2, 3],
-            bias: None,
             dw: [p.dshared_w1.zip(Some(p.dw_pieces[2])), p.dshared_w2.zip(Some(p.dw_pieces[3]))],
             w_at: [SHARED_W1, SHARED_W2],
             dw_at: [DSHARED_W1, DSHARED_W2],
@@ -159,27 +156,21 @@ impl Experts {
     }
 
     /// A product with results in f32, of the rows of `x` with matrix number `number`, or the same turned.
-    fn product(
-        &self,
-        f: &Problem,
-        number: usize,
-        turns: bool,
-        x: Matrix,
-        bias: Option<[isize; 2]>,
-    ) -> Grouped {
+    /// Biases are left to the pass: beside results in f32 they would have to be in f32 too.
+    fn product(&self, f: &Problem, number: usize, turns: bool, x: Matrix) -> Grouped {
         let (w, rows) = (self.w[number], f.rows_of(self.ffn));
         let [n, k] = if number == 0 { [rows, f.hidden] } else { [f.hidden, self.ffn] };
         let ([n, k], w) = if turns { ([k, n], turned(w)) } else { ([n, k], w) };
         let pieces = [f.w_pieces[self.numbers[number]], f.w_across[self.numbers[number]]];
         let [w_pieces, w_across] = if turns { [pieces[1], pieces[0]] } else { pieces };
-        let product = f.product(w, [n, k], bias).into_f32();
+        let product = f.product(w, [n, k], None).into_f32();
         Grouped {
             product: Product { x: Strides { batch: 0, row: x.row, col: x.col }, ..product },
             rows: self.rows,
             x_rows: self.rows,
             groups: self.groups,
             w,
-            bias,
+            bias: None,
             counts_step: 1,
             index: None,
             row_scale: None,
@@ -198,16 +189,16 @@ impl Experts {
     }
 
     fn z(&self, p: &BackwardProblem) -> Grouped {
-        self.gathered(&p.forward, self.product(&p.forward, 0, false, p.x(), self.bias))
+        self.gathered(&p.forward, self.product(&p.forward, 0, false, p.x()))
     }
 
     fn da(&self, p: &BackwardProblem) -> Grouped {
-        self.gathered(&p.forward, self.product(&p.forward, 1, true, p.dy(), None))
+        self.gathered(&p.forward, self.product(&p.forward, 1, true, p.dy()))
     }
 
     fn dx(&self, p: &BackwardProblem) -> Option<Grouped> {
         let rows = dense(p.forward.rows_of(self.ffn));
-        p.has_dx.then(|| self.product(&p.forward, 0, true, rows, None))
+        p.has_dx.then(|| self.product(&p.forward, 0, true, rows))
     }
 
     /// The gradient of a matrix, if it is asked for.
@@ -389,9 +380,8 @@ unsafe fn run(
         let [z, da, dz, h] =
             [scratch.z, scratch.da, scratch.dz, scratch.h].map(|offsets| at(offsets[number]));
         let w = experts.w_at.map(|index| args.address(index));
-        let bias = if experts.bias.is_some() { args.address(B1) } else { 0 };
         let of_tokens = Operands { counts, index, ..Operands::NONE };
-        product(&experts.z(p), Operands { x, w: w[0], bias, out: z, ..of_tokens })?;
+        product(&experts.z(p), Operands { x, w: w[0], out: z, ..of_tokens })?;
         product(&experts.da(p), Operands { x: dy, w: w[1], out: da, ..of_tokens })?;
         call.pass(&experts, dy)?;
         for (number, a, b) in [(0, dz, x), (1, dy, h)] {
@@ -465,6 +455,7 @@ impl Call<'_> {
             weights: given(ROUTING),
             dy: dy as u64,
             bias: given(B2),
+            z_bias: given(B1),
             scores: given(DROUTING),
             row_weights: if p.db2.is_some() { routed(self.at(scratch.row_weights)) } else { 0 },
             one: routed(self.at(scratch.one)),
@@ -476,6 +467,8 @@ impl Call<'_> {
             dy_col: p.dy().col as i64,
             bias_expert: f.b2.map_or(0, |[apart, _]| apart as i64),
             bias_step: f.b2.map_or(0, |[_, step]| step as i64),
+            z_bias_expert: f.b1.map_or(0, |[apart, _]| apart as i64),
+            z_bias_step: f.b1.map_or(0, |[_, step]| step as i64),
             ffn: experts.ffn as i32,
             hidden: f.hidden as i32,
             top_k: f.top_k as i32,

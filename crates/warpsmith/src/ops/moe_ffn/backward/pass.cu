@@ -1,4 +1,4 @@
-// The pass of `moe_ffn_backward` between its products: from z = x · w1ᵀ + b1 and da = dy · w2 of each slot to
+// The pass of `moe_ffn_backward` between its products: from x · w1ᵀ, which it makes z = x · w1ᵀ + b1, and da = dy · w2 of each slot to
 //   dz = r da act'(z), with a gate r da up act'(gate) and r da act(gate), rounded, and also unrounded in place of z;
 //   h = r act(z), with a gate r act(gate) up;
 //   dweights = da · h without the r, + dy · b2.
@@ -53,8 +53,15 @@ template <class V> WS_INLINE void store(V* to, const float (&v)[kColumns], int s
   }
 }
 
-// Goes through a row; returns this lane's part of da · h.
-WS_INLINE float pass(const MoeFfnPassParams& p, i64 row, float weight) {
+// Adds `count` elements of a bias, `step` apart.
+WS_INLINE void add(float (&v)[kColumns], const T* bias, i64 step, int count) {
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i)
+    if (i < count) v[i] += to_f32(bias[i * step]);
+}
+
+// Goes through a row, whose bias is at `bias` if it has one; returns this lane's part of da · h.
+WS_INLINE float pass(const MoeFfnPassParams& p, i64 row, float weight, const T* bias) {
   const int rows = p.gate ? 2 * p.ffn : p.ffn, step = p.gate == kInterleaved ? 2 : 1, up_at = p.gate == kHalves ? p.ffn : 1;
   float* z_row = (float*)p.z + row * rows;
   T* dz_row = (T*)p.dz + row * rows;
@@ -67,6 +74,10 @@ WS_INLINE float pass(const MoeFfnPassParams& p, i64 row, float weight) {
     float z[kColumns], up[kColumns], da[kColumns], h[kColumns];
     load(z, z_row + at, step, count);
     if (p.gate) load(up, z_row + at + up_at, step, count);
+    if (bias) {
+      add(z, bias + at * p.z_bias_step, step * p.z_bias_step, count);
+      if (p.gate) add(up, bias + (at + up_at) * p.z_bias_step, step * p.z_bias_step, count);
+    }
     load(da, da_row + column, 1, count);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
@@ -114,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) moe_ffn_backward_pass(con
   const i64 unit = (i64)blockIdx.x * kWarps + threadIdx.x / 32;
   if (unit >= p.units) return;
   if (!p.positions) {
-    pass(p, unit, 1.0f);
+    pass(p, unit, 1.0f, nullptr);
     return;
   }
   // There are fewer than 2^30 slots.
@@ -127,10 +138,11 @@ extern "C" __global__ void __launch_bounds__(kThreads) moe_ffn_backward_pass(con
   row_offsets<0, 2>(offsets, p.tokens_of, token);
   const i64 at = offsets[1] + slot * p.weight_step;
   const float weight = p.wide_weights ? ((const f32*)p.weights)[at] : to_f32(((const T*)p.weights)[at]);
-  float score = pass(p, row, weight);
+  const i64 expert = p.bias || p.z_bias ? load_integer(p.ids, p.wide_ids, offsets[0] + slot * p.id_step) : 0;
+  float score = pass(p, row, weight, p.z_bias ? (const T*)p.z_bias + expert * p.z_bias_expert : nullptr);
   if (p.row_weights && lane == 0) ((float*)p.row_weights)[row] = weight;
   if (!p.scores) return;
-  if (p.bias) score += of_bias(p, token, load_integer(p.ids, p.wide_ids, offsets[0] + slot * p.id_step));
+  if (p.bias) score += of_bias(p, token, expert);
   score = warp_reduce<Sum>(score);
   if (lane == 0) store_score(p, token, slot, score);
 }
