@@ -37,8 +37,9 @@ def test_values_and_gradients(vocab: int, dtype: torch.dtype, temperature: float
     (3 * rows.mean()).backward()
     assert student.grad is not None and student.grad.dtype == dtype
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}[dtype]
-    largest = float(wide.grad.abs().max())
-    torch.testing.assert_close(student.grad.double(), wide.grad, rtol=tolerance, atol=tolerance * largest * 0.01)
+    # Half of the smallest number of f16, and what differences of logarithms lose.
+    nothing = (3e-8 if dtype == torch.float16 else 0.0) + 1e-6 * float(wide.grad.abs().max())
+    torch.testing.assert_close(student.grad.double(), wide.grad, rtol=tolerance, atol=nothing)
 
 
 def test_the_mean_is_over_rows_that_count() -> None:
