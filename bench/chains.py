@@ -10,6 +10,13 @@ import torch
 import torch.nn.functional as F
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """In f32, or f64."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 SHAPES = [(4096, 512), (1024, 2048), (512, 4096), (8, 128, 1024), (2, 512, 768), (256, 11008), (4, 1000, 333)]
 UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
@@ -36,7 +43,7 @@ BINARY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 ROWWISE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "softmax": lambda x: x.softmax(-1),
-    "rms_norm": lambda x: x * torch.rsqrt(x.to(torch.promote_types(x.dtype, torch.float32)).square().mean(-1, keepdim=True) + 1e-6).to(x.dtype),
+    "rms_norm": lambda x: x * torch.rsqrt(wide(x).square().mean(-1, keepdim=True) + 1e-6).to(x.dtype),
     "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
     "centre": lambda x: x - x.mean(-1, keepdim=True),
     "by_largest": lambda x: x / (x.abs().amax(-1, keepdim=True) + 1),
@@ -132,7 +139,7 @@ def called(function: Callable[..., torch.Tensor], backward: bool) -> Callable[..
 
 
 def check(chain: Chain, given: list[torch.Tensor], results: tuple[torch.Tensor, ...], backward: bool) -> None:
-    """Fails unless results are as near as those of eager PyTorch to those of f64, where nothing is rounded on purpose."""
+    """Fails unless results are as near to those of f64, with no rounding but on purpose, as eager PyTorch's."""
     eager = called(chain, backward)(*given)
     wide = [tensor.detach().double().requires_grad_(tensor.requires_grad) for tensor in given]
     exact = called(chain.exactly, backward)(*wide)

@@ -11,7 +11,7 @@ With --record a run replaces what evidence/fusion has of its device, types and d
 docs/fusion.md from there.
 
 usage: bench/fuse.py [--device cpu | cuda] [--chains 24] [--first 0] [--seed 0] [--dtype f32 | bf16] [--backward]
-                     [--threads N] [--rounds 5] [--no-inductor] [--record] | --table
+                     [--threads N] [--rounds 5] [--samples 10] [--rest 0.1] [--no-inductor] [--record] | --table
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def measure(args: argparse.Namespace, at: int, backends: list[str]) -> dict[str,
 
         moved = sum(tensor.nbytes for tensor in (*given, *results) if tensor is not None)
         sets = [tuple(copied(tensor) for tensor in given) for _ in range(copies(moved))]
-        pace = Pace(seconds=0.02, rest=0.1, samples=10)
+        pace = Pace(seconds=0.02, rest=args.rest, samples=args.samples)
         for _ in range(args.rounds):
             for backend in backends:
                 times[backend].append(time_call(steps[backend], sets, keep_outputs=len(sets) > 1, pace=pace))
@@ -126,8 +126,9 @@ def file_of(device: str) -> pathlib.Path:
 
 def identity(row: dict) -> tuple:
     """What a row is a time of."""
-    names = ("dtype", "backward", "chain") if "chain" in row else ("model", "step", "batch", "length")
-    return ("chain" not in row, *(row[name] for name in names))
+    if "chain" in row:
+        return (False, row["dtype"], row["backward"], row["chain"])
+    return (True, *(row[name] for name in ("model", "step", "batch", "length")), row.get("layers", 0))
 
 
 def record(device: str, rows: list[dict]) -> None:
@@ -168,7 +169,8 @@ def table() -> str:
             chains.append(f"| {' | '.join(cells)} |")
         for row in rows:
             if "model" in row:
-                cells = [device, row["model"], row["step"], f"{row['batch']} x {row['length']}"]
+                layers = f", {row['layers']} layers" if "layers" in row else ""
+                cells = [device, row["model"] + layers, row["step"], f"{row['batch']} x {row['length']}"]
                 cells += [f"{row[f'{of}_ms']:.2f} ms" for of in ("warpsmith", "inductor", "eager")]
                 cells.append(f"{row['inductor_ms'] / row['warpsmith_ms']:.2f}")
                 models.append(f"| {' | '.join(cells)} |")
@@ -186,8 +188,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.1, help="for each time in each round, on the CPU")
+    parser.add_argument("--samples", type=int, default=10, help="times in each round, on a GPU")
+    parser.add_argument("--rest", type=float, default=0.1, help="seconds between them, which a GPU needs to stay cool")
     parser.add_argument("--no-inductor", action="store_true", help="beside eager PyTorch alone")
-    parser.add_argument("--record", action="store_true", help="write the evidence")
+    parser.add_argument("--record", action="store_true", help="write the evidence, after each chain")
     parser.add_argument("--table", action="store_true", help="print the table of what is recorded")
     args = parser.parse_args()
     if args.table:
@@ -206,6 +210,9 @@ def main() -> None:
         made = warm(torch.ones(8192, device=args.device, requires_grad=args.backward))
         if args.backward:
             made.sum().backward()
+    if args.record and args.no_inductor:
+        sys.exit("fuse.py: nothing is recorded without the peer")
+    device = torch.cuda.get_device_name() if args.device == "cuda" else cpu_name()
     rows, failed = [], 0
     for at in range(args.first, args.first + args.chains):
         try:
@@ -215,15 +222,12 @@ def main() -> None:
             print(f"{at:2}  {type(error).__name__}: {str(error).strip()[:2000]}", file=sys.stderr, flush=True)
             continue
         rows.append(row)
+        if args.record:
+            record(device, [row])
         shown = "  ".join(f"{backend} {row[f'{backend}_ms'] * 1e3:9.1f} us" for backend in backends)
         seconds = " ".join(f"{row[f'{backend}_first_s']:.2f}" for backend in backends[1:])
         print(f"{at:2}  {shown}  first {seconds} s  {row['what']}", flush=True)
     print("\n".join(summary(rows)))
-    if args.record and rows:
-        if args.no_inductor:
-            sys.exit("fuse.py: nothing is recorded without the peer")
-        device = torch.cuda.get_device_name() if args.device == "cuda" else cpu_name()
-        record(device, rows)
     if failed:
         sys.exit(f"fuse.py: {failed} chains failed")
 

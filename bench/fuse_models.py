@@ -245,8 +245,10 @@ def main() -> None:
             seconds = " ".join(f"{row[f'{one}_first_s']:.1f}" for one in backends[1:])
             print(f"{name} {step}: {shown}  first {seconds} s", flush=True)
             if args.record:
-                if args.no_inductor or args.layers:
-                    sys.exit("fuse_models.py: only whole models beside the peer are recorded")
+                if args.no_inductor:
+                    sys.exit("fuse_models.py: nothing is recorded without the peer")
+                if args.layers:
+                    row["layers"] = args.layers
                 device = torch.cuda.get_device_name() if args.device == "cuda" else fuse.cpu_name()
                 fuse.record(device, [row])
     print("\n".join(fuse.summary(rows)))

@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::geometry::Geometry;
 use crate::graph::NodeId;
 use crate::kernel::{Role, Shape};
+use crate::op::{Op, Reduce};
 use crate::plan::{Kernel, Kind};
 use crate::shape::Sizes;
 use std::collections::HashMap;
@@ -180,6 +181,11 @@ impl<'a> Layout<'a> {
             Kind::Rows => rows == 0,
             Kind::Columns => variant.kept * columns == 0,
         };
+        // As on the CPU, the largest of nothing is an error.
+        let largest = |id: &&NodeId| matches!(graph.node(**id).op, Op::Reduce(Reduce::Max | Reduce::Min));
+        if let Some(id) = kernel.nodes.iter().find(largest).filter(|_| columns == 0 && rows > 0) {
+            return Err(Error::node(graph.node(*id).op.name(), "has no elements"));
+        }
         if !empty {
             self.kernels.push(Laid {
                 kind: kernel.kind,

@@ -134,28 +134,39 @@ impl Config {
     fn lay_rows(&mut self, writer: &Writer<'_>, kind: Kind, units: usize) {
         let held = writer.held_bytes(self.vector).max(1);
         let sums = kind == Kind::Columns;
-        // At last, blocks that have a multiprocessor to themselves: sums over rows that are read again go through memory.
-        let alone = if sums { 1..=8 } else { 1..=0 };
-        let tries = (1..=4).map(|items| (items, false)).chain(alone.map(|items| (items, true)));
-        for (items, alone) in tries {
+        for items in 1..=4 {
             let lanes = lanes_for(units.div_ceil(items));
-            let most = if items < 4 && !alone { LANES } else { MAX_LANES };
-            let room = if alone { room_alone(lanes) } else { MAX_HELD };
-            if lanes > most || held * items > room {
-                continue;
+            let most = if items < 4 { LANES } else { MAX_LANES };
+            if lanes <= most && held * items <= MAX_HELD {
+                return self.keep_rows(items, lanes, sums);
             }
-            (self.items, self.lanes) = (items, if sums { lanes.max(32) } else { lanes });
-            self.rows = match self.lanes {
-                ..=32 if sums => {
-                    let row = self.lanes * items * self.vector * size_of::<f32>();
-                    (BLOCK / self.lanes).min(SHARED / row).max(1)
-                }
-                ..=32 => 128 / self.lanes,
-                _ => 1,
-            };
-            return;
+        }
+        if sums {
+            // Sums over rows that are read again go through memory: better have a multiprocessor for each block.
+            let alone = (1..=8).map(|items| (items, lanes_for(units.div_ceil(items))));
+            let alone = alone.filter(|(_, lanes)| *lanes <= MAX_LANES);
+            let left =
+                |&(items, lanes): &(usize, usize)| registers_alone(lanes).checked_sub(held * items / 4);
+            if let Some((items, lanes)) = alone.max_by_key(left)
+                && left(&(items, lanes)) >= Some(WORKING)
+            {
+                return self.keep_rows(items, lanes, sums);
+            }
         }
         (self.items, self.lanes, self.rows, self.kept) = (1, 512, 1, Rows::ReadAgain);
+    }
+
+    /// Lays out threads that keep so many times as many columns as they take at once.
+    fn keep_rows(&mut self, items: usize, lanes: usize, sums: bool) {
+        (self.items, self.lanes) = (items, if sums { lanes.max(32) } else { lanes });
+        self.rows = match self.lanes {
+            ..=32 if sums => {
+                let row = self.lanes * items * self.vector * size_of::<f32>();
+                (BLOCK / self.lanes).min(SHARED / row).max(1)
+            }
+            ..=32 => 128 / self.lanes,
+            _ => 1,
+        };
     }
 
     /// Columns of a block.
@@ -169,10 +180,9 @@ impl Config {
     }
 }
 
-/// Bytes of registers that each of so many threads has for elements, if there is no other block, beside those for all else.
-fn room_alone(lanes: usize) -> usize {
-    let registers = (REGISTERS / lanes / 8 * 8).min(255);
-    registers.saturating_sub(WORKING) * 4
+/// Registers of each of so many threads, if there is no other block. They are dealt to four warps at a time.
+fn registers_alone(lanes: usize) -> usize {
+    (REGISTERS / lanes.next_multiple_of(128) / 8 * 8).min(255)
 }
 
 /// A part of a warp, or whole warps.

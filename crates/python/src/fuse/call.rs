@@ -1,6 +1,7 @@
 //! Fused graphs as functions of PyTorch's tensors.
 
 use super::FusedGraph;
+use super::ahead;
 use super::form::{Form, Forms, Given, Known, Made, are_aligned};
 use crate::dlpack::{Exchange, View};
 use crate::errors::OrRaise;
@@ -28,7 +29,7 @@ struct Output {
 pub struct FusedCall {
     name: String,
     compiled: Arc<Compiled>,
-    cuda: Option<CudaCompiled>,
+    cuda: Option<Arc<CudaCompiled>>,
     device: Device,
     /// PyTorch's types of the inputs.
     dtypes: Vec<Py<PyAny>>,
@@ -84,7 +85,7 @@ impl FusedCall {
         let device = device.parse::<Device>().or_raise(py)?;
         let cuda = match device {
             Device::Cpu => None,
-            Device::Cuda(_) => Some(CudaCompiled::of(compiled.clone()).or_raise(py)?),
+            Device::Cuda(_) => Some(Arc::new(CudaCompiled::of(compiled.clone()).or_raise(py)?)),
         };
         let allocator = Allocator::new(py, device)?;
         let known = Forms::default();
@@ -99,6 +100,33 @@ impl FusedCall {
             allocator,
             forms: known,
         })
+    }
+
+    /// Begins to compile what a call with tensors of these sizes and strides needs, aligned as PyTorch allocates them, and does
+    /// not wait for it: there is more to be done before the first call. On the CPU there is nothing to compile.
+    fn compile_ahead(&self, py: Python<'_>, inputs: Vec<(Vec<usize>, Vec<isize>)>) -> PyResult<()> {
+        let (Some(cuda), Device::Cuda(ordinal)) = (&self.cuda, self.device) else { return Ok(()) };
+        let graph = self.compiled.graph();
+        let seen = inputs.into_iter().zip(&self.inputs).zip(graph.inputs()).map(
+            |(((shape, strides), dims), &id)| {
+                Form { dtype: graph.node(id).dtype, shape, strides }.seen_as(dims)
+            },
+        );
+        let seen: Option<Vec<Form>> = seen.collect();
+        let inputs = seen.ok_or_else(|| PyTypeError::new_err("tensors of other numbers of dimensions"))?;
+        let shapes = self.compiled.outputs(inputs.iter().map(|form| &form.shape[..])).or_raise(py)?;
+        let outputs = shapes.into_iter().zip(&self.outputs).map(|((dtype, shape), output)| {
+            let strides = output.strides(&shape);
+            Form { dtype, shape, strides }
+        });
+        ahead::begin(cuda.clone(), ordinal, inputs, outputs.collect());
+        Ok(())
+    }
+
+    /// Waits for what [`FusedCall::compile_ahead`] began. The compiler must not be at work when the process ends.
+    #[staticmethod]
+    fn finish_compiling(py: Python<'_>) {
+        py.detach(ahead::finish);
     }
 
     /// As functions have it, so that generated code can refer to the call.

@@ -1,5 +1,6 @@
 //! Fused graphs: compiled from JSON, and called with PyTorch's tensors or with addresses.
 
+mod ahead;
 mod call;
 mod form;
 

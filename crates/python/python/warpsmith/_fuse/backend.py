@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,10 @@ import torch
 from torch import fx
 
 from warpsmith._fuse.patterns import simplify
+from warpsmith._fuse.products import shorten
 from warpsmith._fuse.program import Program, fuse_graph, rewrite
+from warpsmith._fuse.writer import hint_of, value_of
+from warpsmith._native import FusedCall
 from warpsmith.errors import ArgumentError, FallbackWarning
 
 #: Ops that are replaced by simpler ones before anything is fused. Others stay as they are: what PyTorch has a kernel
@@ -37,9 +41,12 @@ def listening(listener: Callable[[str, Program], None]) -> Iterator[None]:
 
 def _compiler(kind: str) -> Callable[..., Any]:
     def compile_graph(module: fx.GraphModule, inputs: list[Any]) -> Callable[[list[Any]], Any]:
+        _drop_detached(module.graph)
         _keep_written_inputs(module.graph)
+        shorten(module.graph)
         program = fuse_graph(module.graph)
         _warn_of_devices(program)
+        _compile_ahead(program)
         for listener in list(_listeners):
             listener(kind, program)
         new = rewrite(program, module)
@@ -61,6 +68,25 @@ def _compiler(kind: str) -> Callable[..., Any]:
     return compile_graph
 
 
+def _drop_detached(graph: fx.Graph) -> None:
+    """Leaves out `detach`, which says nothing in graphs that are not derived again. The partitioner knows no rule for
+    it and would save what it could compute again. What a graph returns stays: whether it is a view matters there.
+    """
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
+        if all(user.op != "output" for user in node.users):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def _partition(module: fx.GraphModule, inputs: Any, **settings: Any) -> Any:
+    """What is saved for the backward pass, and what is computed again: by bytes."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    _drop_detached(module.graph)
+    module.recompile()
+    return min_cut_rematerialization_partition(module, inputs, **settings)
+
+
 def _keep_written_inputs(graph: fx.Graph) -> None:
     """Saves copies of inputs that the graph writes and that the backward pass needs as they were. PyTorch's partitioner
     saves the inputs themselves, and the gradient would be wrong.
@@ -74,6 +100,24 @@ def _keep_written_inputs(graph: fx.Graph) -> None:
             copy = graph.call_function(torch.ops.aten.clone.default, (node,))
         copy.meta = dict(node.meta)
         output.replace_input_with(node, copy)
+
+
+def _compile_ahead(program: Program) -> None:
+    """Starts the compiler for kernels on GPUs, which works while PyTorch prepares the first call."""
+    for kernel in program.kernels:
+        if kernel.device == "cpu":
+            continue
+        if not _waits_at_exit:
+            _waits_at_exit.append(True)
+            atexit.register(FusedCall.finish_compiling)
+        kernel.call.compile_ahead([_form(value_of(node)) for node in kernel.inputs])
+
+
+_waits_at_exit: list[bool] = []
+
+
+def _form(tensor: torch.Tensor) -> tuple[list[int], list[int]]:
+    return [hint_of(size) for size in tensor.shape], [hint_of(stride) for stride in tensor.stride()]
 
 
 _warned: set[str] = set()
@@ -96,7 +140,6 @@ def _backend() -> Callable[..., Any]:
     if not _made:
         from torch._decomp import get_decompositions
         from torch._dynamo.backends.common import aot_autograd
-        from torch._functorch.partitioners import min_cut_rematerialization_partition
 
         packets = [getattr(torch.ops.aten, name) for name in DECOMPOSED if hasattr(torch.ops.aten, name)]
         _made.append(
@@ -104,7 +147,7 @@ def _backend() -> Callable[..., Any]:
                 fw_compiler=_compiler("forward"),
                 bw_compiler=_compiler("backward"),
                 inference_compiler=_compiler("inference"),
-                partition_fn=min_cut_rematerialization_partition,
+                partition_fn=_partition,
                 decompositions=get_decompositions(packets),
                 keep_inference_input_mutations=True,
             )

@@ -504,6 +504,18 @@ def _layer_norm_backward(
     return grad_x, grad_weight, grad_bias
 
 
+# Rows of tables.
+
+
+@rule("embedding.default")
+def _embedding(c: Context, weight: Operand, ids: Operand, *settings: Any) -> str:
+    name: str = c.op("gather", weight, ids)
+    return name
+
+
+RULES["_warpsmith.embedding.default"] = _embedding
+
+
 # Derivatives.
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
 
 from warpsmith._fuse import lowering
-from warpsmith._fuse.writer import Operand, Refused, Writer, hint_of, value_of
+from warpsmith._fuse.writer import Operand, Refused, Writer, dims_of, hint_of, value_of
 
 #: Fewest ops of a fused graph, and fewest elements of its largest tensor: calls of less are faster op by op. With
 #: twice as many ops, any size will do.
@@ -170,11 +171,30 @@ def regions(analysis: Analysis) -> list[list[fx.Node]]:
         for source in node.all_input_nodes:
             if analysis.joins(source, node) and level[source] == level[node] and epoch[source] == epoch[node]:
                 parent[root(node)] = root(source)
+    # What goes over the same tensor reads it once. Nodes of a level never wait for each other.
+    readers: dict[tuple[Any, ...], fx.Node] = {}
+    for node in [*parent]:
+        if str(node.target) in lowering.FREE:
+            continue
+        for source in node.all_input_nodes:
+            if _goes_over(node, source):
+                key = (source, level[node], epoch[node], device_of(node))
+                parent[root(node)] = root(readers.setdefault(key, node))
     found: dict[fx.Node, list[fx.Node]] = {}
     for node in parent:
         found.setdefault(root(node), []).append(node)
     groups = [sorted(group, key=analysis.order.__getitem__) for group in found.values()]
     return sorted(groups, key=lambda group: analysis.order[group[0]])
+
+
+def _goes_over(node: fx.Node, source: fx.Node) -> bool:
+    """Whether a node goes through a tensor element by element, or row by row, and the tensor is large."""
+    value, given = value_of(node), value_of(source)
+    value = value[0] if isinstance(value, (tuple, list)) and value else value
+    if not isinstance(value, torch.Tensor) or not isinstance(given, torch.Tensor):
+        return False
+    # Not the shapes themselves: to compare symbols would compile for these sizes alone.
+    return value.ndim > 0 and dims_of(value) == dims_of(given) and elements(given) >= MIN_ELEMENTS
 
 
 def work(group: list[fx.Node]) -> int:
