@@ -14,6 +14,7 @@ const FORMULAS: &[(&str, usize)] = &[
     ("log_softmax(x), max(x), min(r)", 100),
     ("gelu(x) * r + where(x > r, w, 0.5)", 4096),
     ("gather(t, i) * x + cast(x, i32)", 512),
+    ("rotate_half(x * r) * w + x", 128),
     ("sum_to(gelu_tanh(x) * r, [4096])", 4096),
     ("sum_to(x * rms_norm(r), [2048])", 2048),
     ("cast(i, f32) * 2 + i, tanh(x) + exp(r) + log(w) + erf(x) + floor(x)", 4096),
