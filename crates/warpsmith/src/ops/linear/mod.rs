@@ -19,9 +19,11 @@
 //!   multiply the sum over their block, the others the whole sum.
 //! - Precision: products are exact or rounded to f32, sums are in f32, and so are scales, bias, activation, factor and
 //!   residual; the result is rounded once. `precision=tf32` allows f32 inputs to be cut to the 10 bits of mantissa of
-//!   TF32; `auto` does not. With `auto`, products of 8-bit inputs may be added as tensor cores add them: 32 at a time,
-//!   each and the sum so far cut to 13 bits below the leading bit of the largest; `full` adds them in f32. For 16-bit
-//!   results without a residual, the activation itself is only as accurate as that type needs.
+//!   TF32; `auto` does so where `tolerance` is 0.002 or more, the most that a product is off then. With `auto`, products
+//!   of 8-bit inputs may be added as tensor cores add them: 32 at a time, each and the sum so far cut to 13 bits below the
+//!   leading bit of the largest; `full` adds them in f32, and so does `auto` with a tolerance below the most that those
+//!   cuts can sum up to, 33 * 2^-13 for every 32 of k. For 16-bit results without a residual, the activation itself is
+//!   only as accurate as that type needs.
 //! - On GPUs of sm_80, sm_90 and sm_100 f32 is multiplied as three numbers of bf16 whose sum it is: six products,
 //!   smallest first, those of every 16 elements of K added by the tensor cores and their sums in f32. Sums that are not
 //!   finite are computed again as f32, and so are sums below 2^-60 of rows with elements below 2^-100. In larger sums,
@@ -98,6 +100,7 @@ const SCALE: usize = 2;
 const SCALING: usize = 3;
 const PRECISION: usize = 4;
 const TO: usize = 5;
+const TOLERANCE: usize = 6;
 
 /// An option with named choices.
 macro_rules! choices {
@@ -182,7 +185,8 @@ choices! {
 choices! {
     /// How inputs are multiplied and added.
     Precision {
-        /// As [`Precision::Full`], but 8-bit inputs as tensor cores do, with fewer bits than f32.
+        /// What the tolerance allows. Without one as [`Precision::Full`], but 8-bit inputs as tensor cores do, with fewer bits than
+        /// f32.
         #[default]
         Auto "auto",
         /// With sums in f32.
@@ -191,6 +195,42 @@ choices! {
         Tf32 "tf32",
     }
 }
+
+/// The error of a product whose factors are both cut to TF32: each loses less than 2^-10 of itself.
+const TF32_ERROR: f64 = 0.002;
+
+/// The most that cuts in tensor cores sum up to with 8-bit inputs and sums over `k`: 32 products and the sum so far are added at
+/// once, each cut to 13 bits below the leading bit of the largest.
+fn error_of_cuts(k: usize) -> f64 {
+    33.0 * k.div_ceil(32) as f64 * 2f64.powi(-13)
+}
+
+impl Precision {
+    /// Whether f32 is cut to TF32, where sums may be off by `tolerance` of the sum of the absolute products.
+    fn is_tf32(self, tolerance: f64) -> bool {
+        self == Precision::Tf32 || self == Precision::Auto && tolerance >= TF32_ERROR
+    }
+
+    /// Whether 8-bit inputs are added in f32.
+    fn is_full(self, tolerance: f64, k: usize) -> bool {
+        self == Precision::Full || self == Precision::Auto && tolerance > 0.0 && tolerance < error_of_cuts(k)
+    }
+
+    /// What is meant for inputs of `dtype` and sums over `k`.
+    fn chosen(self, tolerance: f64, dtype: DType, k: usize) -> Precision {
+        if dtype == DType::F32 && self.is_tf32(tolerance) {
+            Precision::Tf32
+        } else if problem::FP8.contains(&dtype) && self.is_full(tolerance, k) {
+            Precision::Full
+        } else {
+            self
+        }
+    }
+}
+
+/// The doc of the option `tolerance`.
+const TOLERANCE_DOC: &str = "what precision=auto may be off, of the sum of the absolute products; from 0.002 f32 is cut to TF32. \
+0: as if left out";
 
 /// The types of the result, in the order of the option `to`.
 const RESULTS: [Option<DType>; 4] = [None, Some(DType::F32), Some(DType::F16), Some(DType::BF16)];
@@ -245,13 +285,14 @@ const SPEC: OpSpec = OpSpec {
         AttrSpec {
             name: "precision",
             kind: AttrKind::Choice(Precision::NAMES),
-            doc: "of f32 products; auto is full",
+            doc: "of f32 products; auto is full unless the tolerance allows less",
         },
         AttrSpec {
             name: "to",
             kind: AttrKind::Choice(&["auto", "f32", "f16", "bf16"]),
             doc: "type of `out` where it is allocated for the call; auto: that of x, bf16 for 8-bit inputs",
         },
+        AttrSpec { name: "tolerance", kind: AttrKind::Float(0.0), doc: TOLERANCE_DOC },
     ],
     sizes: &[
         SizeSpec { name: "m", default: 4096, doc: "rows of x" },
@@ -425,6 +466,12 @@ impl<'a> Call<'a, Forward> {
     /// How f32 inputs are multiplied.
     pub fn precision(self, precision: Precision) -> Self {
         self.choice(PRECISION, precision)
+    }
+
+    /// What the result may be off, of the sum of the absolute products: with [`Precision::Auto`], the fastest way that keeps it
+    /// is taken.
+    pub fn tolerance(self, tolerance: f32) -> Self {
+        self.float(TOLERANCE, tolerance)
     }
 
     /// The type of the tensor that [`Linear::run`] returns. Types that are none of `linear` are refused when it runs.

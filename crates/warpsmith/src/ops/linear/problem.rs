@@ -3,7 +3,7 @@
 use super::{
     ACT, Activation, BIAS, GATE, Gate, OUT, PRECISION, Precision, RESIDUAL, SCALE, SCALING, Scaling,
 };
-use super::{SPEC, W, W_SCALE, X, X_SCALE};
+use super::{SPEC, TOLERANCE, W, W_SCALE, X, X_SCALE};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::op::{Args, Attrs, Matcher, survey};
@@ -205,7 +205,8 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     }
     let leading = &x.shape()[..x.shape().len() - 1];
     let dequant = check_scales(args, Scaling::ALL[attrs.choice(SCALING)])?;
-    let (precision, scale) = check_options(&sizes, op, x_dtype, attrs.choice(PRECISION), attrs.float(SCALE))?;
+    let asked = (attrs.choice(PRECISION), attrs.float(TOLERANCE));
+    let (precision, scale) = check_options(&sizes, op, (x_dtype, k), asked, attrs.float(SCALE))?;
 
     let shared = w.layout().rank() == 2;
     let batches = collapse(args, leading, shared);
@@ -252,12 +253,13 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     })
 }
 
-/// The precision and the factor of the result, for inputs of `dtype`.
+/// The precision and the factor of the result, for inputs of `dtype` and sums over `k`. `asked` are the options `precision` and
+/// `tolerance`.
 pub(super) fn check_options(
     sizes: &Matcher<'_>,
     op: &'static str,
-    dtype: DType,
-    precision: usize,
+    (dtype, k): (DType, usize),
+    (precision, tolerance): (usize, f64),
     scale: f64,
 ) -> Result<(Precision, f32)> {
     let precision = Precision::ALL[precision];
@@ -265,8 +267,10 @@ pub(super) fn check_options(
         let expected = "auto or full, because only f32 has a TF32 mode";
         return Err(Error::argument(op, "precision", expected, "tf32"));
     }
+    let is_error = tolerance.is_finite() && tolerance >= 0.0;
+    sizes.option("tolerance", tolerance, "a finite number of at least 0", is_error)?;
     sizes.option("scale", scale, "a finite number", (scale as f32).is_finite())?;
-    Ok((precision, scale as f32))
+    Ok((precision.chosen(tolerance, dtype, k), scale as f32))
 }
 
 fn check_scales(args: &Args<'_>, scaling: Scaling) -> Result<Dequant> {

@@ -3,7 +3,7 @@
 use super::backward as back;
 use super::problem::SCALE_BLOCK;
 use super::{ACT, Activation, BIAS, GATE, Gate, PRECISION, Precision, RESIDUAL, SCALE, SCALING, Scaling};
-use super::{W, W_SCALE, X, X_SCALE};
+use super::{TOLERANCE, W, W_SCALE, X, X_SCALE};
 use crate::lab::reference::{TENSOR_GROUP, alignment_error, smallest_factor, subnormal_product};
 use crate::lab::{Array, Inputs, Real};
 use crate::op::Attrs;
@@ -55,7 +55,7 @@ pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arr
 /// dz = dout scale act'(z), stored; dx = dz w; dw = dzᵀ x; dbias = the sum of the lines of dz before they were stored.
 pub fn backward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
     let (x, w, dout) = (&inputs[back::X], &inputs[back::W], &inputs[back::DOUT]);
-    let tf32 = Precision::ALL[attrs.choice(back::PRECISION)] == Precision::Tf32;
+    let tf32 = Precision::ALL[attrs.choice(back::PRECISION)].is_tf32(attrs.float(back::TOLERANCE));
     let element = |v: R| if tf32 { v.tf32() } else { v };
     let activation = Activation::ALL[attrs.choice(back::ACT)].kind();
     let scale = R::of(attrs.float(back::SCALE) as f32 as f64);
@@ -135,12 +135,14 @@ fn product<R: Real>(
     rows: usize,
     k: usize,
 ) -> R {
-    let tf32 = Precision::ALL[attrs.choice(PRECISION)] == Precision::Tf32;
+    let (precision, tolerance) = (Precision::ALL[attrs.choice(PRECISION)], attrs.float(TOLERANCE));
+    // Types of 8 and 16 bits have no bits that TF32 does not have.
+    let tf32 = precision.is_tf32(tolerance);
     let element = |v: R| if tf32 { v.tf32() } else { v };
     let x = &inputs[X].data[line * k..][..k];
     let w = &inputs[W].data[row * k..][..k];
     // In full precision products are added one by one.
-    let one_by_one = Precision::ALL[attrs.choice(PRECISION)] != Precision::Auto;
+    let one_by_one = precision != Precision::Auto || precision.is_full(tolerance, k);
     let dot = |range: std::ops::Range<usize>| {
         let (x, w) = (&x[range.clone()], &w[range]);
         let pairs = x.chunks(TENSOR_GROUP).zip(w.chunks(TENSOR_GROUP));

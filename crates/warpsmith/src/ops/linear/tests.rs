@@ -270,3 +270,24 @@ fn a_call_says_what_it_would_run() {
     let error = Linear::new(&x, &tensor(&[5, 63], DType::BF16)).explain().unwrap_err().to_string();
     assert!(error.contains("`w`"), "{error}");
 }
+
+#[test]
+fn a_tolerance_chooses_the_precision() {
+    use Precision::{Auto, Full, Tf32};
+    let chosen = |asked: Precision, tolerance, dtype| asked.chosen(tolerance, dtype, 128);
+    // Of 128 products the cuts can sum up to 0.016.
+    for (tolerance, of_f32, of_8_bits) in
+        [(0.0, Auto, Auto), (1e-6, Auto, Full), (0.0019, Auto, Full), (0.002, Tf32, Full), (0.02, Tf32, Auto)]
+    {
+        assert_eq!(chosen(Auto, tolerance, DType::F32), of_f32, "{tolerance}");
+        assert_eq!(chosen(Auto, tolerance, DType::F8E4M3), of_8_bits, "{tolerance}");
+        assert_eq!(chosen(Auto, tolerance, DType::BF16), Auto, "{tolerance}");
+        assert_eq!(chosen(Full, tolerance, DType::F32), Full, "{tolerance}");
+        assert_eq!(chosen(Tf32, tolerance, DType::F32), Tf32, "{tolerance}");
+    }
+    let (x, w) = (tensor(&[3, 64], DType::F32), tensor(&[5, 64], DType::F32));
+    for wrong in [-0.5, f32::NAN, f32::INFINITY] {
+        let told = message(Linear::new(&x, &w).tolerance(wrong).run());
+        assert!(told.contains("`tolerance`"), "{told}");
+    }
+}

@@ -2,7 +2,7 @@
 
 use super::{
     ACT, BIAS, FORMAT, Forward, GATE, PRECISION, QuantFormat, QuantPrecision, RESIDUAL, SCALE, SPEC, TO,
-    reference,
+    TOLERANCE, reference,
 };
 use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Inputs, Provable, Real, Values};
 use crate::op::Attrs;
@@ -61,6 +61,7 @@ impl Provable for Forward {
             let exact = |case: &Case| case.clone().attr(PRECISION, QuantPrecision::Full as u8 as f64);
             cases.extend([1, 15].map(|m| exact(&plain).sizes(&[m, 33, 2 * k])));
             cases.push(exact(&of(format, DType::BF16)).sizes(&[70, 17, 3 * k]));
+            cases.extend([0.001, 0.01].map(|error| plain.clone().attr(TOLERANCE, error).sizes(&[3, 33, k])));
             cases.push(exact(&full).attr(GATE, Gate::Interleaved as u8 as f64).sizes(&[3, 21, 2 * k]));
             cases.push(exact(&full).sizes(&[5, 19, k]).arranged(Arrangement::Transposed));
             for values in [Values::Large, Values::Special] {

@@ -10,8 +10,9 @@
 //!   than other ops round. Of each 32 neighbours of a row of `x`, with `most` the largest magnitude: `scale_x = most / 127` and
 //!   `q = round(x * (127 / most))`, in f32, ties to even. 32 that are all below 2^-100 count as zero; NaN or infinity among
 //!   them makes the row of the result NaN.
-//! - With `precision=full` activations are not rounded: weights become f32, products are added in f32, those of 32 neighbours
-//!   first, and NaN and infinities give what the formula gives. That is several times slower. CUDA kernels do not have it.
+//! - With `precision=full`, and with `auto` and a `tolerance` below 1/254, activations are not rounded: weights become f32,
+//!   products are added in f32, those of 32 neighbours first, and NaN and infinities give what the formula gives. That is
+//!   several times slower. CUDA kernels do not have it.
 //! - Weights are `scale_w * (quant - zero) + min` as the format says, with `scale_w` and `min` exact in f32. The products of
 //!   quants over 32 of K (over 16 for q2_k, q3_k and q6_k, which have a scale for each 16) are added exactly, in integers;
 //!   times `scale_x * scale_w` they are added in f32, and so is `min` times the sum of the activations. Then follow bias, activation,
@@ -63,11 +64,12 @@ const GATE: usize = 2;
 const SCALE: usize = 3;
 const TO: usize = 4;
 const PRECISION: usize = 5;
+const TOLERANCE: usize = 6;
 
 /// The form in which activations are multiplied.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum QuantPrecision {
-    /// Rounded to eight bits, with a scale for each 32.
+    /// Rounded to eight bits, with a scale for each 32, unless the tolerance forbids it.
     #[default]
     Auto,
     /// As they are.
@@ -77,6 +79,12 @@ pub enum QuantPrecision {
 impl QuantPrecision {
     const NAMES: &[&str] = &["auto", "full"];
     const ALL: [QuantPrecision; 2] = [QuantPrecision::Auto, QuantPrecision::Full];
+
+    /// What is meant where each activation may be off by `tolerance` of the largest of its 32: rounding takes up to half a step,
+    /// of which the largest has 127.
+    fn chosen(self, tolerance: f64) -> QuantPrecision {
+        if tolerance > 0.0 && tolerance < 0.5 / 127.0 { QuantPrecision::Full } else { self }
+    }
 }
 
 impl Choice for QuantPrecision {
@@ -126,6 +134,11 @@ const SPEC: OpSpec = OpSpec {
             name: "precision",
             kind: AttrKind::Choice(QuantPrecision::NAMES),
             doc: "auto: activations rounded to 8 bits, with a scale for each 32; full: as they are (CPU only)",
+        },
+        AttrSpec {
+            name: "tolerance",
+            kind: AttrKind::Float(0.0),
+            doc: "what activations may be off with precision=auto, of the largest of 32; below 1/254 it is full. 0: as if left out",
         },
     ],
     sizes: &[
@@ -230,6 +243,11 @@ impl<'a> Call<'a, Forward> {
     /// What activations are multiplied as: rounded to eight bits, unless said otherwise.
     pub fn precision(self, precision: QuantPrecision) -> Self {
         self.choice(PRECISION, precision)
+    }
+
+    /// What activations may be off, of the largest of each 32: with [`QuantPrecision::Auto`], the fastest way that keeps it is taken.
+    pub fn tolerance(self, tolerance: f32) -> Self {
+        self.float(TOLERANCE, tolerance)
     }
 
     /// The type of the tensor that [`LinearQuant::run`] returns; others than f32, f16 and bf16 are refused when it runs.

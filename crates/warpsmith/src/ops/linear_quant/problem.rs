@@ -1,7 +1,8 @@
 //! The checked call of `linear_quant`.
 
 use super::{
-    ACT, BIAS, FORMAT, GATE, OUT, PRECISION, QuantFormat, QuantPrecision, RESIDUAL, SCALE, SPEC, W, X,
+    ACT, BIAS, FORMAT, GATE, OUT, PRECISION, QuantFormat, QuantPrecision, RESIDUAL, SCALE, SPEC, TOLERANCE,
+    W, X,
 };
 use crate::error::{Error, Result};
 use crate::op::{Args, Attrs, Matcher};
@@ -61,6 +62,9 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
     sizes.all()?;
     let scale = attrs.float(SCALE);
     sizes.option("scale", scale, "a finite number", (scale as f32).is_finite())?;
+    let tolerance = attrs.float(TOLERANCE);
+    let is_error = tolerance.is_finite() && tolerance >= 0.0;
+    sizes.option("tolerance", tolerance, "a finite number of at least 0", is_error)?;
     let residual = args.get(RESIDUAL);
     let added = residual.unwrap_or(out).layout();
     let strides = w.layout().strides();
@@ -81,6 +85,6 @@ pub(super) fn check(args: &Args<'_>, attrs: &Attrs) -> Result<Problem> {
         activation: Activation::ALL[attrs.choice(ACT)].kind(),
         gate,
         scale_bits: (scale as f32).to_bits(),
-        precision: QuantPrecision::ALL[attrs.choice(PRECISION)],
+        precision: QuantPrecision::ALL[attrs.choice(PRECISION)].chosen(tolerance),
     })
 }

@@ -1,6 +1,8 @@
 //! The definition of `linear_quant`.
 
-use super::{ACT, BIAS, FORMAT, GATE, PRECISION, QuantFormat, QuantPrecision, RESIDUAL, SCALE, W, X};
+use super::{
+    ACT, BIAS, FORMAT, GATE, PRECISION, QuantFormat, QuantPrecision, RESIDUAL, SCALE, TOLERANCE, W, X,
+};
 use crate::lab::{Array, Inputs, Real};
 use crate::op::Attrs;
 use crate::ops::linear::{Activation, Gate};
@@ -14,7 +16,8 @@ pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arr
     let n = if gate == Gate::None { rows } else { rows / 2 };
     let row = |j: usize| &w.data[j * w.row_len()..][..w.row_len()];
     let weights: Vec<Vec<Weight>> = (0..rows).map(|j| decode(row(j), format)).collect();
-    let is_full = QuantPrecision::ALL[attrs.choice(PRECISION)] == QuantPrecision::Full;
+    let precision = QuantPrecision::ALL[attrs.choice(PRECISION)].chosen(attrs.float(TOLERANCE));
+    let is_full = precision == QuantPrecision::Full;
     let activation = Activation::ALL[attrs.choice(ACT)].kind();
     let scale = R::of(attrs.float(SCALE) as f32 as f64);
     let m = x.shape[..x.shape.len() - 1].iter().product::<usize>();

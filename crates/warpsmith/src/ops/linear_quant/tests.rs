@@ -220,6 +220,22 @@ fn a_weight_without_its_tensor_serves_the_calls_it_was_packed_for() {
     assert!(error.contains("argument `w`") && error.contains("for which it was packed"), "{error}");
 }
 
+#[test]
+fn a_tolerance_chooses_whether_activations_are_rounded() {
+    let x = Tensor::randn(&[3, 64], DType::F32, Device::Cpu, 7).unwrap();
+    let w = weight(QuantFormat::Q4_1, 5, 64, 8);
+    let run = |call: fn(LinearQuant<'_>) -> LinearQuant<'_>| {
+        bits(&call(LinearQuant::new(&x, &w, QuantFormat::Q4_1)).run().unwrap())
+    };
+    let (rounded, full) = (run(|call| call), run(|call| call.precision(QuantPrecision::Full)));
+    assert_ne!(rounded, full);
+    assert_eq!(run(|call| call.tolerance(0.004)), rounded);
+    assert_eq!(run(|call| call.tolerance(0.0039)), full);
+    assert_eq!(run(|call| call.precision(QuantPrecision::Full).tolerance(0.1)), full);
+    let wrong = LinearQuant::new(&x, &w, QuantFormat::Q4_1).tolerance(-1.0).run();
+    assert!(wrong.unwrap_err().to_string().contains("`tolerance`"));
+}
+
 /// In full precision results are those of the expanded weights, with the same bits on every tier and in every batch.
 #[test]
 fn full_precision_rounds_no_activation() {

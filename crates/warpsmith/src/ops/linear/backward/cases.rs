@@ -1,6 +1,6 @@
 //! The cases of `linear_backward`: what every kernel must pass, and what is timed.
 
-use super::{ACT, Activation, Backward, DBIAS, DW, DX, PRECISION, Precision, SCALE, SPEC, Z};
+use super::{ACT, Activation, Backward, DBIAS, DW, DX, PRECISION, Precision, SCALE, SPEC, TOLERANCE, Z};
 use crate::lab::{ArgPlan, Arrangement, Array, Case, Inputs, Provable, Real, Values};
 use crate::op::Attrs;
 use crate::ops::FLOATS;
@@ -81,6 +81,9 @@ impl Provable for Backward {
             Case::new(&SPEC, DType::F32).give(DX).give(DW).attr(PRECISION, Precision::Tf32 as u8 as f64);
         cases.push(tf32.clone().sizes(&[33, 40, 24]));
         cases.push(tf32.sizes(&[33, 4128, 24]));
+        cases.extend([0.001, 0.01].map(|error| {
+            Case::new(&SPEC, DType::F32).give(DX).give(DW).attr(TOLERANCE, error).sizes(&[33, 40, 24])
+        }));
         for dtype in FLOATS {
             let plain = Case::new(&SPEC, dtype).give(DX).give(DW).give(DBIAS);
             let with = |activation: Activation| plain.clone().give(Z).attr(ACT, activation as u8 as f64);

@@ -25,7 +25,7 @@ mod outer;
 mod transpose;
 
 use super::problem::{Matrix, Part, check_options};
-use super::{Activation, Precision, Problem};
+use super::{Activation, Precision, Problem, TOLERANCE_DOC};
 use crate::cpu::Tier;
 use crate::device::Stream;
 use crate::error::{Error, Result};
@@ -47,6 +47,7 @@ pub(super) const DBIAS: usize = 6;
 pub(super) const ACT: usize = 0;
 pub(super) const SCALE: usize = 1;
 pub(super) const PRECISION: usize = 2;
+pub(super) const TOLERANCE: usize = 3;
 
 /// A checked call.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -109,9 +110,9 @@ fn check(args: &Args<'_>, attrs: &Attrs) -> Result<BackwardProblem> {
     if [DX, DW, DBIAS].iter().all(|&index| args.get(index).is_none()) {
         return Err(Error::argument(op, "dx", "at least one of dx, dw and dbias", "nothing"));
     }
-    let (precision, scale) = check_options(&sizes, op, dtype, attrs.choice(PRECISION), attrs.float(SCALE))?;
-
     let (lines, n, k) = (sizes.leading_count(), sizes.size("n"), sizes.size("k"));
+    let asked = (attrs.choice(PRECISION), attrs.float(TOLERANCE));
+    let (precision, scale) = check_options(&sizes, op, (dtype, k), asked, attrs.float(SCALE))?;
     let matrix = |index: usize| match args.get(index) {
         Some(view) => Matrix::of_rows(op, SPEC.args[index].name, view),
         None => Ok(Matrix { row: 0, col: 0, aligned: false }),
@@ -176,8 +177,9 @@ const SPEC: OpSpec = OpSpec {
         AttrSpec {
             name: "precision",
             kind: AttrKind::Choice(Precision::NAMES),
-            doc: "of f32 products; auto is full",
+            doc: "of f32 products; auto is full unless the tolerance allows less",
         },
+        AttrSpec { name: "tolerance", kind: AttrKind::Float(0.0), doc: TOLERANCE_DOC },
     ],
     sizes: &[
         SizeSpec { name: "m", default: 4096, doc: "rows of x" },
@@ -273,6 +275,12 @@ impl<'a> Call<'a, Backward> {
     /// How f32 inputs are multiplied.
     pub fn precision(self, precision: Precision) -> Self {
         self.choice(PRECISION, precision)
+    }
+
+    /// What a sum may be off, of the sum of the absolute products: with [`Precision::Auto`], the fastest way that keeps it is
+    /// taken.
+    pub fn tolerance(self, tolerance: f32) -> Self {
+        self.float(TOLERANCE, tolerance)
     }
 
     /// Writes the gradient of `x`.
