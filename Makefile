@@ -61,7 +61,7 @@ test-ray: build ## Two replicas with Ray Serve on this machine, in an environmen
 sanitize: ## Address and thread sanitizers over the CPU tests of tensors, plans, threads, products and ops, and random calls
 	scripts/sanitize.sh
 
-coverage: ## The lines of the library that its tests run (ARGS="warpsmith-engine ..." for other packages); compiles all anew
+coverage: ## The lines of the library that its tests run (ARGS="warpsmith-server -- --test server" for another part); compiles all anew
 	scripts/coverage.sh $(ARGS)
 
 build-kernels: setup build ## Compile CUDA kernels ahead of time (ARCH=80,90a OUT=packs)
