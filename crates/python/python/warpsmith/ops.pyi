@@ -33,6 +33,8 @@ __all__ = [
     "rope_",
     "rope_backward",
     "rope_backward_",
+    "qk_norm_rope",
+    "qk_norm_rope_",
     "cast",
     "cast_",
     "copy",
@@ -79,6 +81,9 @@ __all__ = [
     "linear_cross_entropy",
     "linear_cross_entropy_backward",
     "linear_cross_entropy_backward_",
+    "kl_div",
+    "kl_div_backward",
+    "kl_div_backward_",
     "moe_route",
     "moe_route_backward",
     "moe_losses",
@@ -287,6 +292,47 @@ def rope_backward_(dout: Array, positions: Array, cos: Array | None = None, sin:
     theta: base of the frequencies
     rotary_dim: elements of a head that are rotated; 0 for all
     scale: factor on positions
+    """
+
+@overload
+def qk_norm_rope(q: Same, k: Same, q_weight: Same, k_weight: Same, positions: Same, cos: Same | None = None, sin: Same | None = None, *, layout: Literal['half', 'interleaved'] = 'half', theta: float = 10000.0, rotary_dim: int = 0, scale: float = 1.0, eps: float = 1e-06) -> tuple[Same, Same]:
+    """RMS normalisation of the heads of queries and keys, then their rotary embedding.
+
+    q: [..., num_tokens, num_heads, head_dim]
+    k: [..., num_tokens, num_kv_heads, head_dim]
+    q_weight: [head_dim], of the norm; f32 too
+    k_weight: [head_dim], of the norm
+    positions: [..., num_tokens], i64 or i32
+    cos: [max_pos, rotary_dim / 2], f32: given with sin
+    sin: [max_pos, rotary_dim / 2], f32
+    layout: which elements form a pair: i and i + rotary_dim / 2, or 2 i and 2 i + 1 (half, interleaved)
+    theta: base of the frequencies
+    rotary_dim: elements of a head that are rotated; 0 for all
+    scale: factor on positions
+    eps: added to the mean square where heads are normalised
+
+    Returns:
+    q_out: [..., num_tokens, num_heads, head_dim]
+    k_out: [..., num_tokens, num_kv_heads, head_dim]
+    """
+@overload
+def qk_norm_rope(q: Array, k: Array, q_weight: Array, k_weight: Array, positions: Array, cos: Array | None = None, sin: Array | None = None, *, layout: Literal['half', 'interleaved'] = 'half', theta: float = 10000.0, rotary_dim: int = 0, scale: float = 1.0, eps: float = 1e-06) -> Any: ...
+
+def qk_norm_rope_(q: Array, k: Array, q_weight: Array, k_weight: Array, positions: Array, cos: Array | None = None, sin: Array | None = None, *, layout: Literal['half', 'interleaved'] = 'half', theta: float = 10000.0, rotary_dim: int = 0, scale: float = 1.0, eps: float = 1e-06) -> None:
+    """RMS normalisation of the heads of queries and keys, then their rotary embedding, in place.
+
+    q: [..., num_tokens, num_heads, head_dim]; becomes q_out
+    k: [..., num_tokens, num_kv_heads, head_dim]; becomes k_out
+    q_weight: [head_dim], of the norm; f32 too
+    k_weight: [head_dim], of the norm
+    positions: [..., num_tokens], i64 or i32
+    cos: [max_pos, rotary_dim / 2], f32: given with sin
+    sin: [max_pos, rotary_dim / 2], f32
+    layout: which elements form a pair: i and i + rotary_dim / 2, or 2 i and 2 i + 1 (half, interleaved)
+    theta: base of the frequencies
+    rotary_dim: elements of a head that are rotated; 0 for all
+    scale: factor on positions
+    eps: added to the mean square where heads are normalised
     """
 
 @overload
@@ -1079,6 +1125,69 @@ def linear_cross_entropy_backward_(dx_sum: Array, count: Array, dloss: Array, dw
     dloss: [], f32: gradient of the loss
     dw_sum: [vocab, hidden], dw of the forward call; becomes dw
     reduction: that of the forward call (mean, sum)
+    """
+
+def kl_div(student: Array, teacher: Array, targets: Array | None = None, *, ignore_index: int = -100, temperature: float = 1.0, direction: Literal['forward', 'reverse'] = 'forward', reduction: Literal['mean', 'sum', 'none'] = 'mean', return_lse: bool = False, return_teacher_lse: bool = False, return_row_losses: bool = False, return_count: bool = False) -> Any:
+    """Kullback-Leibler divergence of two rows of logits, for distillation.
+
+    student: [..., vocab], logits
+    teacher: [..., vocab], logits
+    targets: [...], i64 or i32: ignore_index where a row does not count
+    ignore_index: the target of rows that do not count; all others do
+    temperature: divides all logits
+    direction: forward: of the teacher from the student; reverse: of the student from the teacher (forward, reverse)
+    reduction: of the losses of rows (mean, sum, none)
+    return_lse: whether to return lse
+    return_teacher_lse: whether to return teacher_lse
+    return_row_losses: whether to return row_losses
+    return_count: whether to return count
+
+    Returns:
+    loss: [] or [...], f32: one number unless reduction=none
+    lse: [...], f32: temperature ln(sum(exp(student / temperature)))
+    teacher_lse: [...], f32: that of the teacher
+    row_losses: [...], f32: losses before they are reduced
+    count: [], f32: rows that are not ignored
+    """
+
+@overload
+def kl_div_backward(student: Same, teacher: Same, lse: Same, teacher_lse: Same, row_losses: Same, count: Same, dloss: Same, targets: Same | None = None, *, ignore_index: int = -100, temperature: float = 1.0, direction: Literal['forward', 'reverse'] = 'forward', reduction: Literal['mean', 'sum', 'none'] = 'mean') -> Same:
+    """Gradient of kl_div with respect to the student's logits.
+
+    student: [..., vocab], those of the forward call
+    teacher: [..., vocab], those of the forward call
+    lse: [...], f32: what it returned
+    teacher_lse: [...], f32: what it returned
+    row_losses: [...], f32: what it returned
+    count: [], f32: what it returned
+    dloss: [] or [...], f32: gradient of the loss
+    targets: [...], i64 or i32: those of the forward call
+    ignore_index: the target of rows that do not count; all others do
+    temperature: divides all logits
+    direction: forward: of the teacher from the student; reverse: of the student from the teacher (forward, reverse)
+    reduction: of the losses of rows (mean, sum, none)
+
+    Returns:
+    dstudent: [..., vocab], gradient of student
+    """
+@overload
+def kl_div_backward(student: Array, teacher: Array, lse: Array, teacher_lse: Array, row_losses: Array, count: Array, dloss: Array, targets: Array | None = None, *, ignore_index: int = -100, temperature: float = 1.0, direction: Literal['forward', 'reverse'] = 'forward', reduction: Literal['mean', 'sum', 'none'] = 'mean') -> Any: ...
+
+def kl_div_backward_(student: Array, teacher: Array, lse: Array, teacher_lse: Array, row_losses: Array, count: Array, dloss: Array, targets: Array | None = None, *, ignore_index: int = -100, temperature: float = 1.0, direction: Literal['forward', 'reverse'] = 'forward', reduction: Literal['mean', 'sum', 'none'] = 'mean') -> None:
+    """Gradient of kl_div with respect to the student's logits, in place.
+
+    student: [..., vocab], those of the forward call; becomes dstudent
+    teacher: [..., vocab], those of the forward call
+    lse: [...], f32: what it returned
+    teacher_lse: [...], f32: what it returned
+    row_losses: [...], f32: what it returned
+    count: [], f32: what it returned
+    dloss: [] or [...], f32: gradient of the loss
+    targets: [...], i64 or i32: those of the forward call
+    ignore_index: the target of rows that do not count; all others do
+    temperature: divides all logits
+    direction: forward: of the teacher from the student; reverse: of the student from the teacher (forward, reverse)
+    reduction: of the losses of rows (mean, sum, none)
     """
 
 def moe_route(logits: Array, bias: Array | float | None = None, *, top_k: int = 2, score: Literal['softmax', 'sigmoid'] = 'softmax', normalize: bool = True, scale: float = 1.0, groups: int = 1, top_groups: int = 0, group_score: Literal['sum', 'max'] = 'sum', noise: float = 0.0, seed: int = 0, capacity: int = 0, return_counts: bool = False, return_order: bool = False, return_positions: bool = False, return_dropped: bool = False) -> Any:
