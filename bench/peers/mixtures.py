@@ -8,6 +8,36 @@ import torch
 import torch.nn.functional as F
 
 from .common import ACTIVATIONS, Case, Work, random_like
+from .memory import gradient
+
+
+def _skew(case: Case) -> str:
+    """How uneven the routing is: a word of the case's name."""
+    return next((word for word in case.name.split() if word in ("zipf", "all-to-one")), "even")
+
+
+def _shares(case: Case, groups: int, device: str) -> torch.Tensor:
+    """What part of all rows each group has."""
+    if _skew(case) == "even":
+        shares = torch.ones(groups, device=device)
+    elif _skew(case) == "zipf":
+        shares = 1 / torch.arange(1, groups + 1, device=device)
+    else:
+        shares = torch.zeros(groups, device=device)
+        shares[groups // 2] = 1
+    return shares / shares.sum()
+
+
+def _ends(case: Case, rows: int, groups: int, device: str) -> torch.Tensor:
+    ends = (_shares(case, groups, device).double().cumsum(0) * rows).round().to(torch.int32)
+    ends[-1] = rows
+    return ends
+
+
+def _ids(case: Case, tokens: int, experts: int, top_k: int, device: str) -> torch.Tensor:
+    if _skew(case) == "all-to-one":
+        return torch.full((tokens, top_k), experts // 2, device=device)
+    return torch.multinomial(_shares(case, experts, device).expand(tokens, experts), top_k)
 
 
 def route(case: Case, device: str) -> Work | None:
@@ -49,7 +79,7 @@ def _gated(case: Case) -> Callable[[torch.Tensor], torch.Tensor] | None:
 
 
 def grouped_linear(case: Case, device: str) -> Work | None:
-    """The grouped product alone, rows of about the same number in each group."""
+    """The grouped product alone, with as many rows for each group as the case says."""
     rows, groups, n, k = (case.size(name) for name in ("rows", "groups", "n", "k"))
     finish, normal = _gated(case), random_like(case, device)
     if finish is None or case.given or case.dtype != "bf16" or device == "cpu":
@@ -57,11 +87,85 @@ def grouped_linear(case: Case, device: str) -> Work | None:
     of_matrix = n if case.option("gate", "none") == "none" else 2 * n
 
     def make():
-        ends = torch.arange(1, groups + 1, device=device, dtype=torch.int64) * rows // groups
-        return normal(rows, k), normal(groups, of_matrix, k), ends.to(torch.int32)
+        return normal(rows, k), normal(groups, of_matrix, k), _ends(case, rows, groups, device)
 
     def call(x, w, ends):
         return finish(torch._grouped_mm(x, w.transpose(1, 2), offs=ends))
+
+    return Work(make, {"torch": call}, call)
+
+
+def grouped_linear_backward(case: Case, device: str) -> Work | None:
+    """Both gradients of the product alone."""
+    rows, groups, n, k = (case.size(name) for name in ("rows", "groups", "n", "k"))
+    if case.given != {"dx", "dw"} or case.option("act", "none") != "none" or case.dtype != "bf16" or device == "cpu":
+        return None
+    normal, ends = random_like(case, device), _ends(case, rows, groups, device)
+
+    def forward(x, w):
+        return torch._grouped_mm(x, w.transpose(1, 2), offs=ends)
+
+    return gradient(case, device, forward, lambda: (normal(rows, n), normal(rows, k), normal(groups, n, k)))
+
+
+def _by_group(finish: Callable, experts: int) -> Callable:
+    """From ids and weights to the sum, by two grouped products."""
+
+    def call(x, w1, w2, ids, weights):
+        top_k, flat = ids.shape[-1], ids.reshape(-1)
+        order = torch.argsort(flat, stable=True)
+        counts = (flat[:, None] == torch.arange(experts, device=x.device)).sum(0)
+        ends = counts.cumsum(0).to(torch.int32)
+        inner = finish(torch._grouped_mm(x[order // top_k], w1.transpose(1, 2), offs=ends))
+        y = torch._grouped_mm(inner.contiguous(), w2.transpose(1, 2), offs=ends)
+        out = torch.zeros(x.shape, device=x.device, dtype=torch.float32)
+        out = out.index_add(0, order // top_k, y.float() * weights.reshape(-1)[order, None])
+        return out.to(x.dtype)
+
+    return call
+
+
+def ffn_backward(case: Case, device: str) -> Work | None:
+    """The gradients of tokens, matrices and weights through the products by group, from a graph that keeps what it needs."""
+    tokens, experts, top_k, hidden, inner = (
+        case.size(name) for name in ("num_tokens", "experts", "top_k", "hidden", "ffn")
+    )
+    finish, normal = _gated(case), random_like(case, device)
+    wanted = {"dx", "dw1", "dw2", "dweights"}
+    if finish is None or case.given != wanted or case.dtype != "bf16" or device == "cpu":
+        return None
+    rows = inner if case.option("gate", "none") == "none" else 2 * inner
+    ids, by_group = _ids(case, tokens, experts, top_k, device), _by_group(finish, experts)
+
+    def make():
+        weights = torch.softmax(torch.randn(tokens, top_k, device=device), -1)
+        matrices = normal(experts, rows, hidden), normal(experts, hidden, inner)
+        return normal(tokens, hidden), normal(tokens, hidden), *matrices, weights
+
+    return gradient(case, device, lambda x, w1, w2, weights: by_group(x, w1, w2, ids, weights), make)
+
+
+def moe_losses(case: Case, device: str) -> Work | None:
+    """Load-balance and z-loss, importance, entropy, and how the experts are used."""
+    if case.option("score", "softmax") != "softmax":
+        return None
+    tokens, experts, top_k = (case.size(name) for name in ("num_tokens", "experts", "top_k"))
+    normal = random_like(case, device)
+
+    def call(logits, ids):
+        logits = logits.float()
+        lse = torch.logsumexp(logits, -1)
+        logs = logits - lse[:, None]
+        each = logs.exp()
+        probability = each.mean(0)
+        load = (ids.reshape(-1, 1) == torch.arange(experts, device=device)).sum(0) / ids.numel()
+        balance, z_loss = experts * (load * probability).sum(), lse.square().mean()
+        importance = probability.var(unbiased=False) / probability.mean().square()
+        found = balance, z_loss, importance, load, probability
+        return (*found, -(each * logs).sum(-1).mean()) if "entropy" in case.given else found
+
+    def make():
+        return normal(tokens, experts), torch.randint(experts, (tokens, top_k), device=device, dtype=torch.int32)
 
     return Work(make, {"torch": call}, call)
 
@@ -77,19 +181,11 @@ def ffn(case: Case, device: str) -> Work | None:
     rows = inner if case.option("gate", "none") == "none" else 2 * inner
 
     def make():
-        weights, ids = torch.topk(torch.softmax(torch.randn(tokens, experts, device=device), -1), top_k, -1)
+        weights = torch.softmax(torch.randn(tokens, top_k, device=device), -1)
+        ids = _ids(case, tokens, experts, top_k, device)
         return normal(tokens, hidden), normal(experts, rows, hidden), normal(experts, hidden, inner), ids, weights
 
-    def by_group(x, w1, w2, ids, weights):
-        flat = ids.reshape(-1)
-        order = torch.argsort(flat, stable=True)
-        counts = (flat[:, None] == torch.arange(experts, device=device)).sum(0)
-        ends = counts.cumsum(0).to(torch.int32)
-        inner = finish(torch._grouped_mm(x[order // top_k], w1.transpose(1, 2), offs=ends))
-        y = torch._grouped_mm(inner.contiguous(), w2.transpose(1, 2), offs=ends)
-        out = torch.zeros(tokens, hidden, device=device, dtype=torch.float32)
-        out.index_add_(0, order // top_k, y.float() * weights.reshape(-1)[order, None])
-        return out.to(x.dtype)
+    by_group = _by_group(finish, experts)
 
     def by_expert(x, w1, w2, ids, weights):
         out = torch.zeros_like(x)
