@@ -171,12 +171,21 @@ pub fn values_name(values: Values) -> &'static str {
         Values::Large => "large",
         Values::Special => "special",
         Values::Exponents => "exponents",
+        Values::Zipf => "zipf",
+        Values::AllToOne => "all-to-one",
     }
 }
 
 /// Reads the name of a kind of values.
 pub fn parse_values(text: &str) -> Result<Values> {
-    let all = [Values::Typical, Values::Large, Values::Special, Values::Exponents];
+    let all = [
+        Values::Typical,
+        Values::Large,
+        Values::Special,
+        Values::Exponents,
+        Values::Zipf,
+        Values::AllToOne,
+    ];
     parse_name("values", all, values_name, text)
 }
 

@@ -72,6 +72,10 @@ pub enum Values {
     /// Numbers from the smallest subnormal to the largest of the type, in rows that span everything, rows of one
     /// magnitude, and typical rows with a few tiny ones. Sums of them do not overflow.
     Exponents,
+    /// Typical values, but that generated choices are skewed: that of rank `r` is made `1 / r` as often as the first (Zipf).
+    Zipf,
+    /// Typical values, but that generated choices are all the same.
+    AllToOne,
 }
 
 /// The tensor of one argument in a case.
@@ -242,6 +246,8 @@ impl Case {
             Values::Large => parts.push("large".into()),
             Values::Special => parts.push("special".into()),
             Values::Exponents => parts.push("exponents".into()),
+            Values::Zipf => parts.push("zipf".into()),
+            Values::AllToOne => parts.push("all-to-one".into()),
         }
         if self.in_place {
             parts.push("in-place".into());

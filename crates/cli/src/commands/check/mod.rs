@@ -46,7 +46,8 @@ pub struct Args {
     #[arg(long, value_parser = parse_arrangement)]
     arrangement: Option<Arrangement>,
     /// Values of a case given with --shape, or of --random: typical, large, special (NaN, infinities, zeros, subnormals)
-    /// or exponents (from the smallest subnormal to the largest number)
+    /// exponents (from the smallest subnormal to the largest number), or typical ones where the choices of a router are skewed
+    /// (zipf) or all the same (all-to-one)
     #[arg(long, value_parser = parse_values, requires = "described")]
     values: Option<Values>,
     /// Compute a case given with --shape in place

@@ -27,7 +27,7 @@ pub(crate) fn draw(plan: &ArgPlan, values: Values, index: usize, seed: u64) -> V
                 Fill::Starts(lengths) => return lengths.sum(i) as f64,
             };
             let value = match values {
-                Values::Typical => value,
+                Values::Typical | Values::Zipf | Values::AllToOne => value,
                 // Numbers around another one are parameters.
                 Values::Large if matches!(plan.fill, Fill::Normal(mean, _) if mean != 0.0) => value,
                 Values::Large => value * 1000.0,

@@ -3,6 +3,8 @@
 pub(in crate::ops) mod cpu;
 #[cfg(feature = "lab")]
 pub(in crate::ops) mod reference;
+#[cfg(feature = "lab")]
+pub(in crate::ops) mod skew;
 pub(in crate::ops) mod slots;
 pub(in crate::ops) mod sums;
 

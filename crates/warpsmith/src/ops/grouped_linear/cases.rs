@@ -4,6 +4,7 @@ use super::{ACT, BIAS, COUNTS, Forward, GATE, INDEX, RESIDUAL, ROW_SCALE, SCALE,
 use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Inputs, Provable, Real, Values};
 use crate::op::Attrs;
 use crate::ops::FLOATS;
+use crate::ops::grouped::skew::Zipf;
 use crate::ops::linear::{Activation, Gate};
 use crate::tensor::{DType, Random};
 
@@ -118,6 +119,10 @@ impl Provable for Forward {
             cases.push(gated(case([512, 8, 2816, 1024])));
             cases.push(gated(case([32_768, 128, 768, 2048])).gpu_only());
             cases.push(case([32_768, 128, 2048, 768]).gpu_only());
+            if dtype == DType::BF16 {
+                let up = gated(case([32_768, 128, 768, 2048])).gpu_only();
+                cases.extend([Values::Zipf, Values::AllToOne].map(|values| up.clone().values(values)));
+            }
         }
         cases
     }
@@ -145,9 +150,25 @@ pub(super) fn counts(rows: usize, groups: usize, seed: u64) -> Vec<f64> {
     counts
 }
 
+/// The counts of a case.
+pub(super) fn counts_of(case: &Case, seed: u64) -> Vec<f64> {
+    let (rows, groups) = (case.sizes[0], case.sizes[1]);
+    let mut skewed = vec![0.0; groups];
+    match case.values {
+        _ if groups == 0 => {}
+        Values::Zipf => {
+            let (zipf, mut random) = (Zipf::new(groups), Random::new(seed));
+            (0..rows).for_each(|_| skewed[zipf.draw(&mut random)] += 1.0);
+        }
+        Values::AllToOne => skewed[groups / 2] = rows as f64,
+        _ => return counts(rows, groups, seed),
+    }
+    skewed
+}
+
 fn draw_counts(case: &Case, seed: u64) -> Vec<Vec<f64>> {
     let mut all = vec![Vec::new(); SPEC.args.len()];
-    all[COUNTS] = counts(case.sizes[0], case.sizes[1], seed);
+    all[COUNTS] = counts_of(case, seed);
     all
 }
 

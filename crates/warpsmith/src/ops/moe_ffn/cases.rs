@@ -5,6 +5,7 @@ use super::{IDS, ROUTING, W1, W2, X};
 use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Inputs, Provable, Real, Values};
 use crate::op::Attrs;
 use crate::ops::FLOATS;
+use crate::ops::grouped::skew::Zipf;
 use crate::ops::linear::{Activation, Gate};
 use crate::tensor::{DType, Random};
 
@@ -103,6 +104,10 @@ impl Provable for Forward {
             }
             for sizes in [[64, 128, 8, 2048, 768], [4096, 128, 8, 2048, 768], [16_384, 8, 2, 4096, 14_336]] {
                 cases.push(case(sizes).gpu_only());
+                if dtype == DType::BF16 {
+                    let skews = [Values::Zipf, Values::AllToOne];
+                    cases.extend(skews.map(|values| case(sizes).gpu_only().values(values)));
+                }
             }
         }
         cases
@@ -147,7 +152,20 @@ pub(super) fn ids(case: &Case, seed: u64) -> Vec<f64> {
     let mut rng = Random::new(seed.wrapping_mul(31) + IDS as u64);
     let (kind, favourite) = (seed % 4, rng.below(experts.max(1) as u64) as f64);
     let mut ids = Vec::with_capacity(tokens * top_k);
+    let zipf = (case.values == Values::Zipf).then(|| Zipf::new(experts));
     for _ in 0..tokens {
+        match &zipf {
+            _ if experts == 0 => {}
+            _ if case.values == Values::AllToOne => {
+                ids.extend(vec![(experts / 2) as f64; top_k]);
+                continue;
+            }
+            Some(zipf) if top_k <= experts => {
+                ids.extend(zipf.distinct(top_k, &mut rng).into_iter().map(|id| id as f64));
+                continue;
+            }
+            _ => {}
+        }
         let distinct = rng.distinct(top_k, experts.max(1));
         ids.extend(distinct.into_iter().map(|id| {
             let special = kind != 1 || case.values == Values::Special;

@@ -4,7 +4,7 @@ use super::{ACT, Activation, Backward, COUNTS, DBIAS, DW, DX, SCALE, SPEC, Z};
 use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Inputs, Provable, Real, Values};
 use crate::op::Attrs;
 use crate::ops::FLOATS;
-use crate::ops::grouped_linear::{cases::counts, reference};
+use crate::ops::grouped_linear::{cases::counts_of, reference};
 use crate::tensor::DType;
 
 impl Provable for Backward {
@@ -95,6 +95,6 @@ impl Provable for Backward {
 
 fn draw_counts(case: &Case, seed: u64) -> Vec<Vec<f64>> {
     let mut all = vec![Vec::new(); SPEC.args.len()];
-    all[COUNTS] = counts(case.sizes[0], case.sizes[1], seed);
+    all[COUNTS] = counts_of(case, seed);
     all
 }

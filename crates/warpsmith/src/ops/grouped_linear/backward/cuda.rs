@@ -15,6 +15,7 @@ use crate::ops::elementwise::function::Kind;
 use crate::ops::grouped::Matrices;
 use crate::ops::grouped_linear::cuda::{self as grouped, Operands};
 use crate::ops::grouped_linear::problem::Problem as Grouped;
+use crate::ops::grouped_linear::sm90;
 use crate::ops::linear::problem::{Matrix, Problem as Product};
 use crate::tensor::DType;
 
@@ -122,6 +123,17 @@ const fn kernel(
         .and(&weights::SUMS)
         .with_workspace(|p, _| scratch(p).iter().sum())
 }
+
+/// The product that makes `dx` on Hopper's tensor cores.
+pub(super) const SM90: Kernel<BackwardProblem> =
+    kernel("grouped_linear_backward_sm90", &sm90::DEVICE, &weights::SM80_DEVICE, |launch| {
+        // SAFETY: passed on.
+        unsafe { run(launch, |p, at| sm90::run(launch, p, at), |p, at| weights::run_sm80(launch, p, at)) }
+    })
+    .when(|p, info| match p.dx {
+        Some(_) => supports(p, info, sm90::supports, weights::sm80_supports),
+        None => Err("nobody asks for `dx`".into()),
+    });
 
 /// The products on tensor cores through `mma.sync`.
 pub(super) const SM80: Kernel<BackwardProblem> =

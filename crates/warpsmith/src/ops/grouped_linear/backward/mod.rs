@@ -207,6 +207,8 @@ unsafe impl Op for Backward {
 /// Preferred first.
 static KERNELS: &[Kernel<BackwardProblem>] = &[
     #[cfg(feature = "cuda")]
+    cuda::SM90,
+    #[cfg(feature = "cuda")]
     cuda::SM80,
     #[cfg(feature = "cuda")]
     cuda::GENERIC,
