@@ -63,6 +63,35 @@ pub const BACKWARD: Family = Family {
     time: backward,
 };
 
+/// The gradient on wgmma, by tiles of 128 queries and 128 keys.
+pub const BACKWARD_WGMMA: Family = Family {
+    name: "attention, gradient on wgmma",
+    form: "max(all tiles over the multiprocessors, the longest), of products, scores and the ends of tiles",
+    in_cache: false,
+    parameters: &[
+        parameter("over the products' rate", 1.0, 3.0),
+        parameter("ps of a multiprocessor for a score", 0.0, 300.0),
+        parameter("start and end of a tile, us", 0.0, 20.0),
+    ],
+    takes: |work| {
+        work.op == "attention_backward" && work.kernel == "attention_backward_sm90" && work.is_half()
+    },
+    group: |work| work.key(&["batch", "q_len", "num_heads", "head_dim"]),
+    time: |work, machine, p| {
+        let rows = (work.size("q_len") / TILE).ceil();
+        let pairs = if work.option("causal") == "true" { 0.5 * rows * (rows + 1.0) } else { rows * rows };
+        let scores = TILE * TILE;
+        // Scores again, and the gradients of scores, queries, keys and values: five products.
+        let products = 10.0 * scores * work.size("head_dim") / (machine.half_tflops * 1e6 / machine.units);
+        // Measured at the clock of the H200.
+        const MEASURED_MHZ: f64 = 1980.0;
+        let pair = products * p[0] + scores * p[1] * 1e-6 * MEASURED_MHZ / machine.clock_mhz;
+        let all = (pairs * pair + rows * p[2]) * work.sequences() * work.size("num_heads");
+        let longest = rows * pair + p[2];
+        Parts { math: (all / machine.units).max(longest), ..Parts::moving(work, machine) }
+    },
+};
+
 /// Without what changes which keys are read.
 fn is_plain(work: &Work) -> bool {
     let selects = ["+mask", "+bias", "+block_mask", "+group_starts", "window", "+windows"];

@@ -68,7 +68,7 @@ impl Parts {
 }
 
 /// All of them. A call belongs to the first that takes it.
-pub static FAMILIES: [Family; 19] = [
+pub static FAMILIES: [Family; 20] = [
     rows::ROWS,
     rows::ROWS_IN_CACHE,
     rows::TRANSPOSES,
@@ -84,6 +84,7 @@ pub static FAMILIES: [Family; 19] = [
     attention::PROMPTS,
     attention::DECODE,
     attention::BACKWARD,
+    attention::BACKWARD_WGMMA,
     tokens::SAMPLING,
     tokens::ARGMAX,
     tokens::PREFIXES,
