@@ -557,7 +557,7 @@ def embedding_backward(ids: Same, dout: Same, *, vocab: int = 32768) -> Same:
 def embedding_backward(ids: Array, dout: Array, *, vocab: int = 32768) -> Any: ...
 
 @overload
-def linear(x: Same, w: Same, bias: Same | None = None, residual: Same | None = None, x_scale: Same | None = None, w_scale: Same | None = None, *, act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, scaling: Literal['tensor', 'row', 'block'] = 'tensor', precision: Literal['auto', 'full', 'tf32'] = 'auto', to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto') -> Same:
+def linear(x: Same, w: Same, bias: Same | None = None, residual: Same | None = None, x_scale: Same | None = None, w_scale: Same | None = None, *, act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, scaling: Literal['tensor', 'row', 'block'] = 'tensor', precision: Literal['auto', 'full', 'tf32'] = 'auto', to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto', tolerance: float = 0.0) -> Same:
     """Matrix product with fused bias, activation, gate, scale and residual.
 
     x: [..., k], f32 or f16 or bf16 or f8e4m3 or f8e5m2
@@ -570,16 +570,17 @@ def linear(x: Same, w: Same, bias: Same | None = None, residual: Same | None = N
     gate: act(gate) * up, and how their rows share w (none, halves, interleaved)
     scale: factor before the residual is added
     scaling: what shares a scale of x and w (tensor, row, block)
-    precision: of f32 products; auto is full (auto, full, tf32)
+    precision: of f32 products; auto is full unless the tolerance allows less (auto, full, tf32)
     to: type of `out` where it is allocated for the call; auto: that of x, bf16 for 8-bit inputs (auto, f32, f16, bf16)
+    tolerance: what precision=auto may be off, of the sum of the absolute products; from 0.002 f32 is cut to TF32. 0: as if left out
 
     Returns:
     out: [..., n], f32 or f16 or bf16
     """
 @overload
-def linear(x: Array, w: Array, bias: Array | None = None, residual: Array | None = None, x_scale: Array | None = None, w_scale: Array | None = None, *, act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, scaling: Literal['tensor', 'row', 'block'] = 'tensor', precision: Literal['auto', 'full', 'tf32'] = 'auto', to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto') -> Any: ...
+def linear(x: Array, w: Array, bias: Array | None = None, residual: Array | None = None, x_scale: Array | None = None, w_scale: Array | None = None, *, act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, scaling: Literal['tensor', 'row', 'block'] = 'tensor', precision: Literal['auto', 'full', 'tf32'] = 'auto', to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto', tolerance: float = 0.0) -> Any: ...
 
-def linear_(x: Array, w: Array, residual: Array, bias: Array | None = None, x_scale: Array | None = None, w_scale: Array | None = None, *, act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, scaling: Literal['tensor', 'row', 'block'] = 'tensor', precision: Literal['auto', 'full', 'tf32'] = 'auto', to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto') -> None:
+def linear_(x: Array, w: Array, residual: Array, bias: Array | None = None, x_scale: Array | None = None, w_scale: Array | None = None, *, act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, scaling: Literal['tensor', 'row', 'block'] = 'tensor', precision: Literal['auto', 'full', 'tf32'] = 'auto', to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto', tolerance: float = 0.0) -> None:
     """Matrix product with fused bias, activation, gate, scale and residual, in place.
 
     x: [..., k], f32 or f16 or bf16 or f8e4m3 or f8e5m2
@@ -592,11 +593,12 @@ def linear_(x: Array, w: Array, residual: Array, bias: Array | None = None, x_sc
     gate: act(gate) * up, and how their rows share w (none, halves, interleaved)
     scale: factor before the residual is added
     scaling: what shares a scale of x and w (tensor, row, block)
-    precision: of f32 products; auto is full (auto, full, tf32)
+    precision: of f32 products; auto is full unless the tolerance allows less (auto, full, tf32)
     to: type of `out` where it is allocated for the call; auto: that of x, bf16 for 8-bit inputs (auto, f32, f16, bf16)
+    tolerance: what precision=auto may be off, of the sum of the absolute products; from 0.002 f32 is cut to TF32. 0: as if left out
     """
 
-def linear_backward(x: Array, w: Array, dout: Array, z: Array | None = None, *, act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', scale: float = 1.0, precision: Literal['auto', 'full', 'tf32'] = 'auto', return_dx: bool = False, return_dw: bool = False, return_dbias: bool = False) -> Any:
+def linear_backward(x: Array, w: Array, dout: Array, z: Array | None = None, *, act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', scale: float = 1.0, precision: Literal['auto', 'full', 'tf32'] = 'auto', tolerance: float = 0.0, return_dx: bool = False, return_dw: bool = False, return_dbias: bool = False) -> Any:
     """Gradients of linear with respect to its input, weight and bias.
 
     x: [..., k], input of the forward call
@@ -605,7 +607,8 @@ def linear_backward(x: Array, w: Array, dout: Array, z: Array | None = None, *, 
     z: [..., n], what its activation was applied to, if it had one
     act: the activation (none, gelu, gelu_tanh, silu, relu)
     scale: factor of the forward result
-    precision: of f32 products; auto is full (auto, full, tf32)
+    precision: of f32 products; auto is full unless the tolerance allows less (auto, full, tf32)
+    tolerance: what precision=auto may be off, of the sum of the absolute products; from 0.002 f32 is cut to TF32. 0: as if left out
     return_dx: whether to return dx
     return_dw: whether to return dw
     return_dbias: whether to return dbias
@@ -617,7 +620,7 @@ def linear_backward(x: Array, w: Array, dout: Array, z: Array | None = None, *, 
     """
 
 @overload
-def linear_quant(x: Same, w: Same, bias: Same | None = None, residual: Same | None = None, *, format: Literal['q8_0', 'q4_0', 'q4_1', 'q5_0', 'q5_1', 'q4_k', 'q5_k', 'q6_k', 'q2_k', 'q3_k', 'iq4_nl', 'iq4_xs', 'mxfp4'] = 'q8_0', act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto', precision: Literal['auto', 'full'] = 'auto') -> Same:
+def linear_quant(x: Same, w: Same, bias: Same | None = None, residual: Same | None = None, *, format: Literal['q8_0', 'q4_0', 'q4_1', 'q5_0', 'q5_1', 'q4_k', 'q5_k', 'q6_k', 'q2_k', 'q3_k', 'iq4_nl', 'iq4_xs', 'mxfp4'] = 'q8_0', act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto', precision: Literal['auto', 'full'] = 'auto', tolerance: float = 0.0) -> Same:
     """Matrix product with a weight in the quantised blocks of GGUF, activations rounded to 8 bits.
 
     x: [..., k]
@@ -630,14 +633,15 @@ def linear_quant(x: Same, w: Same, bias: Same | None = None, residual: Same | No
     scale: factor before the residual is added
     to: type of `out` where it is allocated for the call; auto: that of x (auto, f32, f16, bf16)
     precision: auto: activations rounded to 8 bits, with a scale for each 32; full: as they are (CPU only) (auto, full)
+    tolerance: what activations may be off with precision=auto, of the largest of 32; below 1/254 it is full. 0: as if left out
 
     Returns:
     out: [..., n], f32 or f16 or bf16
     """
 @overload
-def linear_quant(x: Array, w: Array, bias: Array | None = None, residual: Array | None = None, *, format: Literal['q8_0', 'q4_0', 'q4_1', 'q5_0', 'q5_1', 'q4_k', 'q5_k', 'q6_k', 'q2_k', 'q3_k', 'iq4_nl', 'iq4_xs', 'mxfp4'] = 'q8_0', act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto', precision: Literal['auto', 'full'] = 'auto') -> Any: ...
+def linear_quant(x: Array, w: Array, bias: Array | None = None, residual: Array | None = None, *, format: Literal['q8_0', 'q4_0', 'q4_1', 'q5_0', 'q5_1', 'q4_k', 'q5_k', 'q6_k', 'q2_k', 'q3_k', 'iq4_nl', 'iq4_xs', 'mxfp4'] = 'q8_0', act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto', precision: Literal['auto', 'full'] = 'auto', tolerance: float = 0.0) -> Any: ...
 
-def linear_quant_(x: Array, w: Array, residual: Array, bias: Array | None = None, *, format: Literal['q8_0', 'q4_0', 'q4_1', 'q5_0', 'q5_1', 'q4_k', 'q5_k', 'q6_k', 'q2_k', 'q3_k', 'iq4_nl', 'iq4_xs', 'mxfp4'] = 'q8_0', act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto', precision: Literal['auto', 'full'] = 'auto') -> None:
+def linear_quant_(x: Array, w: Array, residual: Array, bias: Array | None = None, *, format: Literal['q8_0', 'q4_0', 'q4_1', 'q5_0', 'q5_1', 'q4_k', 'q5_k', 'q6_k', 'q2_k', 'q3_k', 'iq4_nl', 'iq4_xs', 'mxfp4'] = 'q8_0', act: Literal['none', 'gelu', 'gelu_tanh', 'silu', 'relu'] = 'none', gate: Literal['none', 'halves', 'interleaved'] = 'none', scale: float = 1.0, to: Literal['auto', 'f32', 'f16', 'bf16'] = 'auto', precision: Literal['auto', 'full'] = 'auto', tolerance: float = 0.0) -> None:
     """Matrix product with a weight in the quantised blocks of GGUF, activations rounded to 8 bits, in place.
 
     x: [..., k]
@@ -650,6 +654,7 @@ def linear_quant_(x: Array, w: Array, residual: Array, bias: Array | None = None
     scale: factor before the residual is added
     to: type of `out` where it is allocated for the call; auto: that of x (auto, f32, f16, bf16)
     precision: auto: activations rounded to 8 bits, with a scale for each 32; full: as they are (CPU only) (auto, full)
+    tolerance: what activations may be off with precision=auto, of the largest of 32; below 1/254 it is full. 0: as if left out
     """
 
 @overload
