@@ -178,14 +178,8 @@ pub fn values_name(values: Values) -> &'static str {
 
 /// Reads the name of a kind of values.
 pub fn parse_values(text: &str) -> Result<Values> {
-    let all = [
-        Values::Typical,
-        Values::Large,
-        Values::Special,
-        Values::Exponents,
-        Values::Zipf,
-        Values::AllToOne,
-    ];
+    let all =
+        [Values::Typical, Values::Large, Values::Special, Values::Exponents, Values::Zipf, Values::AllToOne];
     parse_name("values", all, values_name, text)
 }
 

@@ -15,7 +15,7 @@ pub use case::{ArgPlan, Arrangement, Case, ROW_SIZES, Values};
 pub(crate) use case::{MANY_ROWS, ODD_ROWS};
 pub(crate) use fill::sum_repeating;
 pub use fill::{Fill, Generator, Lengths};
-pub use provable::{AnyProvable, Expected, Flushed, Probed, Provable};
+pub use provable::{AnyProvable, Expected, Naively, Probed, Provable};
 pub use reference::{Array, Inputs, Real};
 pub use sources::source_hash;
 

@@ -36,8 +36,8 @@ pub struct Expected {
     pub deviation: Vec<Option<Array<f64>>>,
 }
 
-/// What naive arithmetic gives where subnormal products and sums are taken for zero: per output argument, in `f64`.
-pub struct Flushed {
+/// What naive arithmetic gives: per output argument, in `f64`.
+pub struct Naively {
     /// The results.
     pub naive: Vec<Option<Array<f64>>>,
     /// The standard deviation of their error.
@@ -67,7 +67,7 @@ pub trait AnyProvable: AnyOp {
     fn expected(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Expected;
     /// Evaluates the reference in naive arithmetic alone, for kernels whose instructions take subnormal products and sums for
     /// zero.
-    fn flushed(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Flushed;
+    fn flushed(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Naively;
     /// Evaluates the reference in [`Probe`] arithmetic.
     fn probed(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Probed;
 }
@@ -93,13 +93,12 @@ impl<O: Provable> AnyProvable for O {
 
     fn expected(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Expected {
         let truth = O::reference(&Inputs::new(inputs, wanted), attrs);
-        let (naive, deviation) = naive::<O>(dtype, inputs, wanted, attrs);
+        let Naively { naive, deviation } = naive::<O>(dtype, inputs, wanted, attrs);
         Expected { truth, naive, deviation }
     }
 
-    fn flushed(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Flushed {
-        let (naive, deviation) = flushing(|| naive::<O>(dtype, inputs, wanted, attrs));
-        Flushed { naive, deviation }
+    fn flushed(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Naively {
+        flushing(|| naive::<O>(dtype, inputs, wanted, attrs))
     }
 
     fn probed(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Probed {
@@ -111,15 +110,10 @@ impl<O: Provable> AnyProvable for O {
 }
 
 /// The naive result and the standard deviation of its error.
-fn naive<O: Provable>(
-    dtype: DType,
-    inputs: &[Option<Array<f64>>],
-    wanted: u32,
-    attrs: &Attrs,
-) -> (Vec<Option<Array<f64>>>, Vec<Option<Array<f64>>>) {
+fn naive<O: Provable>(dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Naively {
     storing_as(dtype, || {
         let naive = evaluate::<O, Naive>(inputs, wanted, attrs, |x| x.f64());
-        (naive, evaluate::<O, Random>(inputs, wanted, attrs, |x| x.deviation()))
+        Naively { naive, deviation: evaluate::<O, Random>(inputs, wanted, attrs, |x| x.deviation()) }
     })
 }
 

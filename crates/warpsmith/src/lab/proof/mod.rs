@@ -19,7 +19,7 @@ use crate::cpu::gemm::Isa;
 use crate::device::{Device, DeviceInfo, Stream};
 use crate::error::{Error, Result};
 use crate::lab::AnyProvable;
-use crate::lab::{ArgPlan, Array, Case, Expected, Flushed, Probed, Values};
+use crate::lab::{ArgPlan, Array, Case, Expected, Naively, Probed, Values};
 use crate::op::{Cost, KernelInfo, Select};
 use crate::tensor::DType;
 use rayon::prelude::*;
@@ -108,7 +108,7 @@ pub struct Prepared {
     expected: OnceLock<Expected>,
     probed: OnceLock<Probed>,
     /// The naive results of what kernels compute that take subnormal factors for zero.
-    flushed: OnceLock<Flushed>,
+    flushed: OnceLock<Naively>,
 }
 
 impl Prepared {
@@ -170,7 +170,7 @@ impl Prepared {
 
     /// For a kernel that takes subnormal factors, products and sums for zero: the naive results with such factors, and how far
     /// a result may be off besides, which is itself zero then.
-    fn flushed(&self, kernel: &KernelInfo) -> (Option<&Flushed>, f64) {
+    fn flushed(&self, kernel: &KernelInfo) -> (Option<&Naively>, f64) {
         let Drawn { op, case, plan, tensors } = &self.drawn;
         let may_have = matches!(case.values, Values::Special | Values::Exponents);
         if !(kernel.flushes_subnormals && may_have) {
@@ -241,7 +241,7 @@ impl Prepared {
             };
             let (flushed, slack) = self.flushed(kernel);
             // Instructions that keep what others flush give the result of neither, but one as right.
-            let lost = |f: fn(&Flushed) -> &[Option<Array<f64>>]| {
+            let lost = |f: fn(&Naively) -> &[Option<Array<f64>>]| {
                 flushed.and_then(|flushed| f(flushed)[index].as_ref())
             };
             let larger = lost(|flushed| &flushed.deviation).map(|lost| {

@@ -94,8 +94,8 @@ pub fn backward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Ar
             _ => dloss.data[0],
         };
         let loss = losses.data[i];
-        // An infinite loss has no gradient, a finite one adds nothing here.
-        let dloss = if is_reverse(attrs) { dloss + (loss - loss) } else { dloss };
+        // An infinite loss has no gradient: zero times it is NaN.
+        let dloss = if is_reverse(attrs) { dloss + loss * R::zero() } else { dloss };
         let factor = dloss * inverse(attrs);
         for j in i * v..(i + 1) * v {
             let a = (student.data[j] - lse.data[i]) * inverse(attrs);

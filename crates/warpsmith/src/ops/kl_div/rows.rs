@@ -177,8 +177,8 @@ unsafe fn gradient_of<S: Simd, T: CpuElement, const REVERSE: bool>(
 ) {
     let inverse = s.splat(options.inverse());
     let lse = (s.splat(slope.lse[0]), s.splat(slope.lse[1]));
-    // An infinite loss has no gradient, a finite one adds nothing here.
-    let dloss = if REVERSE { slope.dloss + (slope.loss - slope.loss) } else { slope.dloss };
+    // An infinite loss has no gradient: zero times it is NaN.
+    let dloss = if REVERSE { slope.dloss + slope.loss * 0.0 } else { slope.dloss };
     let (factor, loss) = (s.splat(dloss * options.inverse()), s.splat(slope.loss));
     // SAFETY: all positions are below `n`. A vector is read before it may be overwritten.
     unsafe {

@@ -95,7 +95,8 @@ fn infinities_give_what_the_formula_gives() {
         (row(0.0, &[(4321, inf)]), row(0.0, &[]), f32::NAN),
         (row(0.0, &[]), row(0.0, &[(1, f32::NAN)]), f32::NAN),
     ];
-    let rows = |of: fn(&(Vec<f32>, Vec<f32>, f32)) -> &Vec<f32>| {
+    type Row = (Vec<f32>, Vec<f32>, f32);
+    let rows = |of: fn(&Row) -> &Vec<f32>| {
         let all: Vec<f32> = pairs.iter().flat_map(|pair| of(pair).clone()).collect();
         tensor(&all, &[pairs.len(), V])
     };

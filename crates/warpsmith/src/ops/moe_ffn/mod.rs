@@ -16,7 +16,7 @@
 //!   dropped. An expert may be in several slots of a token. Weights of experts without tokens are not read.
 //! - Rounding: products have sums in f32. `h` is computed in f32 and rounded to the type of `x`. Results of experts stay in
 //!   f32; bias, weight, the sum over the slots, in their order, the shared expert after them, factor and residual are in f32,
-//!   and the result is rounded once. Products of CPUs with AMX or AVX-512 BF16 take subnormal numbers of bf16 for zero.
+//!   and the result is rounded once. What products on CPUs with AMX or AVX-512 BF16 take for zero is as in `linear`.
 //! - NaN and infinities give what the formula gives: a weight of zero does not hide them, a dropped slot does.
 //! - On CUDA devices, where `x` has 16 bits, silu and gelu_tanh count as zero below 2^-132, also before the gate.
 //! - Bits: a token's result depends on its own row, ids and weights alone, not on the other tokens nor on who is sent where.

@@ -162,7 +162,7 @@ device!(BIAS_DEVICE, "bias.cu", "attention_backward_bias", ANY, || {
     all
 });
 device!(KEYS_DEVICE, "generic_keys.cu", "attention_backward_generic_keys", ANY, || {
-    with_and_without_dropout(|scores, dtype, head_dim| keys_defines(scores, dtype, head_dim))
+    with_and_without_dropout(keys_defines)
 });
 device!(QUERIES_DEVICE, "generic_queries.cu", "attention_backward_generic_queries", ANY, || {
     with_and_without_dropout(|scores, dtype, head_dim| scores.defines(dtype, head_dim))

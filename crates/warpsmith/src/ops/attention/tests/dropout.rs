@@ -75,7 +75,7 @@ fn gradients_of_values_are_the_weights_of_the_forward_call() {
         };
         for dtype in FLOATS {
             let [q, k, v] = unit(dtype, 2, KEYS, KEYS, &[KEYS, KEYS]);
-            let call = Attention::new(&q, &k, &v).dropout(0.5, 3).kernel(forward);
+            let call = Attention::new(&q, &k, &v).dropout(0.5, 3).kernel(*forward);
             let (out, lse) = call.run_with_lse().unwrap();
             // Query i's gradient is unit vector i, so element i of the gradient of value j is the weight of j for i, of both heads.
             let unit = |i: usize| f64::from(u8::from(i % KEYS == i / (HEADS * KEYS) % KEYS));
