@@ -14,7 +14,7 @@ pub const HALF: Family = Family {
     form: "launches + max(bytes / rate, products / rate)",
     in_cache: false,
     parameters: &[LAUNCHES, OF_COPY, parameter("of the product rate", 0.1, 1.0)],
-    takes: |work| work.op == "moe_ffn" && work.is_half(),
+    takes: |work| work.op == "moe_ffn" && work.is_half() && is_even(work),
     group: |work| work.key(&["num_tokens", "experts"]),
     time: ffn,
 };
@@ -23,9 +23,34 @@ pub const HALF: Family = Family {
 pub const FULL: Family = Family {
     name: "mixtures, f32",
     parameters: &[LAUNCHES, OF_COPY, parameter("of the product rate of 16 bits", 0.002, 0.2)],
-    takes: |work| work.op == "moe_ffn" && !work.is_half(),
+    takes: |work| work.op == "moe_ffn" && !work.is_half() && is_even(work),
     ..HALF
 };
+
+/// `grouped_linear` and its gradient on tensor cores.
+pub const GROUPED_HALF: Family = Family {
+    name: "grouped products, 16-bit",
+    takes: |work| is_grouped(work) && work.is_half() && is_even(work),
+    group: |work| work.key(&["rows", "groups"]),
+    ..HALF
+};
+
+/// The same without.
+pub const GROUPED_FULL: Family = Family {
+    name: "grouped products, f32",
+    parameters: FULL.parameters,
+    takes: |work| is_grouped(work) && !work.is_half() && is_even(work),
+    ..GROUPED_HALF
+};
+
+fn is_grouped(work: &Work) -> bool {
+    matches!(work.op.as_str(), "grouped_linear" | "grouped_linear_backward")
+}
+
+/// Whether experts have about as many tokens each. Which matrices others read is in no row.
+fn is_even(work: &Work) -> bool {
+    !work.has("zipf") && !work.has("all-to-one")
+}
 
 fn ffn(work: &Work, machine: &Machine, p: &[f64]) -> Parts {
     Parts {

@@ -68,7 +68,7 @@ impl Parts {
 }
 
 /// All of them. A call belongs to the first that takes it.
-pub static FAMILIES: [Family; 20] = [
+pub static FAMILIES: [Family; 22] = [
     rows::ROWS,
     rows::ROWS_IN_CACHE,
     rows::TRANSPOSES,
@@ -81,6 +81,8 @@ pub static FAMILIES: [Family; 20] = [
     linear::QUANTISED_IN_CACHE,
     mixtures::HALF,
     mixtures::FULL,
+    mixtures::GROUPED_HALF,
+    mixtures::GROUPED_FULL,
     attention::PROMPTS,
     attention::DECODE,
     attention::BACKWARD,

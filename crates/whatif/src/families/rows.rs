@@ -4,7 +4,7 @@ use super::{Family, LAUNCH, OF_COPY, Parts, parameter};
 use crate::machine::Machine;
 use crate::work::Work;
 
-const OPS: [&str; 23] = [
+const OPS: [&str; 24] = [
     "activation",
     "activation_backward",
     "add_gelu",
@@ -21,6 +21,7 @@ const OPS: [&str; 23] = [
     "merge_states",
     "mul_add",
     "mul_add_backward",
+    "qk_norm_rope",
     "rms_norm",
     "rms_norm_backward",
     "rope",
