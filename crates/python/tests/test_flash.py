@@ -151,9 +151,7 @@ def test_windows_that_are_none(window: Any) -> None:
         warpsmith.flash_attn_func(*tensors(), window_size=window)
 
 
-@pytest.mark.parametrize(
-    "options", [{"window_size": (2, 2)}, {"alibi_slopes": torch.ones(4)}, {"block_table": 1}]
-)
+@pytest.mark.parametrize("options", [{"window_size": (2, 2)}, {"alibi_slopes": torch.ones(4)}, {"block_table": 1}])
 def test_what_packed_requests_lack(options: dict[str, Any]) -> None:
     starts = torch.tensor([0, 7], dtype=torch.int32, device=DEVICE)
     q, k, v = (tensor[0] for tensor in tensors(7, 7, batch=1))

@@ -28,7 +28,7 @@ fn options_without_a_meaning_are_refused() {
     assert!(error.contains("`student`: expected a vocab from 1 to 2147483647"), "{error}");
     let wider = tensor(&[0.0; 8], &[2, 4]);
     let error = KlDiv::new(&logits, &wider).run().unwrap_err().to_string();
-    assert!(error.contains("`teacher`: expected shape [2, 3], got [2, 4]"), "{error}");
+    assert!(error.contains("`teacher`: expected shape [2, vocab=3], got [2, 4]"), "{error}");
 }
 
 /// Any target but the one of ignored rows counts, whether it is a column or not.
