@@ -147,7 +147,7 @@ def attend(
         mask = spread(mask, q.shape[1], k.shape[1])
     seen, bias = (mask, None) if mask is None or mask.dtype == torch.bool else (None, mask)
     q, k, v, scale, width = padded(q, k, v, scale)
-    out = ops.attention(
+    out: torch.Tensor = ops.attention(
         q,
         k,
         v,

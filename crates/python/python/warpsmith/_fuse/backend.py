@@ -105,7 +105,7 @@ def _keep_written_inputs(graph: fx.Graph) -> None:
 def _compile_ahead(program: Program) -> None:
     """Starts the compiler for kernels on GPUs, which works while PyTorch prepares the first call."""
     for kernel in program.kernels:
-        if kernel.device == "cpu":
+        if kernel.device == "cpu" or not isinstance(kernel.call, FusedCall):
             continue
         if not _waits_at_exit:
             _waits_at_exit.append(True)

@@ -120,10 +120,10 @@ def placed(attention: Any, q: torch.Tensor, k: torch.Tensor, embeddings: Any) ->
     positions, cos, sin = tables(embeddings[0], embeddings[1], q.shape[0])
     rotary_dim = 2 * cos.shape[-1]
     if by_head and why_apart(attention) is None:
-        weights = [factor_of(norm) for norm in by_head]
-        if fit_together(q, k, weights):
+        of_q, of_k = (factor_of(norm) for norm in by_head)
+        if fit_together(q, k, [of_q, of_k]):
             found: tuple[torch.Tensor, torch.Tensor] = ops.qk_norm_rope(
-                q, k, *weights, positions, cos, sin, rotary_dim=rotary_dim, eps=by_head[0].eps
+                q, k, of_q, of_k, positions, cos, sin, rotary_dim=rotary_dim, eps=by_head[0].eps
             )
             return found
     if by_head:
