@@ -248,7 +248,8 @@ impl Prepared {
                 deviation.data.iter().zip(&lost.data).map(|(a, b)| a.max(*b)).collect::<Vec<_>>()
             });
             let (unflushed, naive) = match lost(|flushed| &flushed.naive) {
-                Some(lost) => (Some(&naive.data[..]), lost),
+                // In f32 no factor counts as zero, so none makes NaN of infinity.
+                Some(lost) => (Some(&naive.data[..]).filter(|_| slack > 0.0), lost),
                 None => (None, naive),
             };
             let untouched = |i: usize| deviation.data[i] == 0.0;
