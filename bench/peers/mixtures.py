@@ -126,7 +126,7 @@ def _by_group(finish: Callable, experts: int) -> Callable:
 
 
 def ffn_backward(case: Case, device: str) -> Work | None:
-    """The gradients of tokens, matrices and weights through the products by group, from a graph that keeps what it needs."""
+    """The gradients of tokens, matrices and weights through the products by group, from a graph kept for it."""
     tokens, experts, top_k, hidden, inner = (
         case.size(name) for name in ("num_tokens", "experts", "top_k", "hidden", "ffn")
     )
