@@ -5,7 +5,7 @@
 # The lines of Python are not counted, and the tests of the Python package are not among those that are run.
 # usage: scripts/coverage.sh [PACKAGE...] [-- WORDS]     the library alone unless packages are named
 # WORDS choose tests, as those of cargo test do: `scripts/coverage.sh warpsmith-server -- --test server safety` or
-# `scripts/coverage.sh warpsmith -- --lib jit::`.
+# `scripts/coverage.sh warpsmith -- --test units jit::`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # As recorded in the tool's own lock file.

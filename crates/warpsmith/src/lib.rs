@@ -34,6 +34,13 @@ pub mod ops;
 pub mod profile;
 pub mod radix;
 pub mod tensor;
+#[cfg(feature = "tests")]
+pub mod unit_tests;
+
+// Its attribute is `#[test]` in all of the library, in place of the standard one.
+#[cfg(feature = "tests")]
+#[macro_use]
+extern crate warpsmith_test;
 
 pub use device::{Device, Stream};
 pub use error::{Error, Result};

@@ -69,7 +69,7 @@ pub fn should_stream(total_output_bytes: usize) -> bool {
     total_output_bytes >= l2_bytes().saturating_mul(num_threads()) / 4
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use crate::cpu::with_threads;

@@ -29,7 +29,7 @@ pub unsafe fn copy_bytes<S: Simd>(s: S, src: *const u8, dst: *mut u8, n: usize, 
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use crate::cpu::{Task, Tier, dispatch};

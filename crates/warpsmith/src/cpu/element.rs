@@ -373,6 +373,6 @@ pub unsafe fn map<S: Simd, T: CpuElement, U: CpuElement>(
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 #[path = "element_tests.rs"]
 mod tests;

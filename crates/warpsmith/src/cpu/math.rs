@@ -397,6 +397,6 @@ pub fn d_mish<S: Simd>(s: S, x: S::V) -> S::V {
     s.fma(x, slope, s.mul(a, inverse))
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 #[path = "math_tests.rs"]
 mod tests;

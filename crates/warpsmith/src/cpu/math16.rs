@@ -178,7 +178,7 @@ pub fn gelu<P: Precision, S: Simd>(s: S, x: S::V) -> S::V {
     s.fnma(s.mul(magnitude, tail), s.splat(1.0 / RAISED_GELU), s.max(s.zero(), x))
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use crate::cpu::math;

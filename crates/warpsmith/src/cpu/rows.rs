@@ -404,7 +404,7 @@ macro_rules! with_element {
 }
 pub(crate) use with_element;
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

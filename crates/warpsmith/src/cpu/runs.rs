@@ -126,7 +126,7 @@ impl<T: CpuElement, U: CpuElement> Runs<'_, T, U> {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use crate::cpu::{Task, Tier, dispatch};

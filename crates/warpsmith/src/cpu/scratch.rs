@@ -67,7 +67,7 @@ impl Buffer {
         if len == 0 {
             return Some(Buffer::default());
         }
-        #[cfg(any(test, feature = "lab"))]
+        #[cfg(feature = "lab")]
         if limit::is_exceeded(len) {
             return None;
         }
@@ -379,7 +379,7 @@ pub(crate) fn or_out_of_memory<R>(f: impl FnOnce() -> Result<R>) -> Result<R> {
 }
 
 /// A limit on single allocations, for tests of what happens without memory.
-#[cfg(any(test, feature = "lab"))]
+#[cfg(feature = "lab")]
 pub mod limit {
     use std::cell::Cell;
 
@@ -406,7 +406,7 @@ pub mod limit {
 }
 
 /// Gives back what this thread keeps, unless it is in use.
-#[cfg(any(test, feature = "lab"))]
+#[cfg(feature = "lab")]
 fn forget() {
     let forgotten = ARENA.try_with(|arena| match &mut *arena.borrow_mut() {
         Arena { live: 0, kept, most, .. } => {
@@ -418,7 +418,7 @@ fn forget() {
     drop(forgotten);
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use crate::error::Error;

@@ -11,7 +11,7 @@
 //! next.
 
 mod pool;
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests;
 
 use super::scratch::{self, Need, Region};

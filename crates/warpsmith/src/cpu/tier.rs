@@ -91,7 +91,7 @@ impl std::str::FromStr for Tier {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -480,7 +480,7 @@ fn format_uuid(bytes: [u8; 16]) -> String {
     text
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

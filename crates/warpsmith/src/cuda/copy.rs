@@ -235,7 +235,7 @@ pub fn measure_copy(ctx: &'static Context, bytes: usize) -> Result<f64> {
     Ok(2.0 * bytes as f64 / (median * 1e6))
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

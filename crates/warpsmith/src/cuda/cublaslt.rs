@@ -435,7 +435,7 @@ impl CublasLt {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

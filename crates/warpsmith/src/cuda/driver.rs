@@ -283,7 +283,7 @@ fn open(candidates: &[&str]) -> std::result::Result<libloading::Library, String>
     Err(why.unwrap_or_else(|| "no library was named".into()))
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -262,7 +262,7 @@ impl Drop for GraphExec {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -246,7 +246,7 @@ fn attribute(id: CUlaunchAttributeID) -> CUlaunchAttribute {
     CUlaunchAttribute { id, pad: [0; 4], value: CUlaunchAttributeValue { pad: [0; 64] } }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

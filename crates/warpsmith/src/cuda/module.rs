@@ -238,7 +238,7 @@ fn param_bytes(ctx: &Context, raw: CUfunction) -> Option<usize> {
     (unsafe { info(raw, 0, &mut offset, &mut size) } == 0).then_some(size)
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

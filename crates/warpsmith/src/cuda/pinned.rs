@@ -324,7 +324,7 @@ impl<B> FreeLists<B> {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -288,7 +288,7 @@ pub fn load(
     Ok(function)
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

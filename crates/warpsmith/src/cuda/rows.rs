@@ -287,7 +287,7 @@ pub fn flag(name: &'static str, on: bool) -> (&'static str, String) {
     (name, (on as u8).to_string())
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

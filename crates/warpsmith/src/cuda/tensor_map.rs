@@ -232,7 +232,7 @@ unsafe impl CType for TensorMap {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use crate::kernel_params;

@@ -55,7 +55,7 @@ impl DeviceInfo {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -202,7 +202,7 @@ impl DeviceInfo {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -108,7 +108,7 @@ impl From<Arch> for String {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -113,7 +113,7 @@ fn include_name(line: &str) -> Option<&str> {
     rest.split_once(close).map(|(name, _)| name)
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -172,7 +172,7 @@ impl Drop for Temporary {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

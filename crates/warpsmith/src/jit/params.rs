@@ -145,7 +145,7 @@ macro_rules! kernel_params {
     };
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     kernel_params! { struct Inner { a: i32, b: u64 } }
     kernel_params! { struct Outer { x: f32, inner: Inner, strides: [[i64; 8]; 3] } }

@@ -179,7 +179,7 @@ fn dedup<T: PartialEq>(items: Vec<T>) -> Vec<T> {
     unique
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -69,7 +69,7 @@ pub(crate) fn sum_repeating(count: usize, period: usize, value: impl Fn(usize) -
     count / period * first(period) + first(count % period)
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

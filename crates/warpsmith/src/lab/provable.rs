@@ -24,6 +24,12 @@ pub trait Provable: Op {
     /// Turns a randomly drawn case into one that the op accepts, where its description does not express a requirement:
     /// sizes that divide others, options that exclude each other. An acceptable case stays as it is.
     fn constrain(_case: &mut Case) {}
+
+    /// Whether an input is a factor of matrix products as it was given. What subnormal factors are zero for takes such an input
+    /// as zero; the reference does it itself with what was computed before ([`Real::flushed_factor`]).
+    fn is_factor(_index: usize) -> bool {
+        true
+    }
 }
 
 /// Truth, naive result and conditioning of one case: per output argument, in `f64`.
@@ -68,6 +74,8 @@ pub trait AnyProvable: AnyOp {
     /// Evaluates the reference in naive arithmetic alone, for kernels whose instructions take subnormal products and sums for
     /// zero.
     fn flushed(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Naively;
+    /// See [`Provable::is_factor`].
+    fn is_factor(&self, index: usize) -> bool;
     /// Evaluates the reference in [`Probe`] arithmetic.
     fn probed(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Probed;
 }
@@ -99,6 +107,10 @@ impl<O: Provable> AnyProvable for O {
 
     fn flushed(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Naively {
         flushing(|| naive::<O>(dtype, inputs, wanted, attrs))
+    }
+
+    fn is_factor(&self, index: usize) -> bool {
+        O::is_factor(index)
     }
 
     fn probed(&self, dtype: DType, inputs: &[Option<Array<f64>>], wanted: u32, attrs: &Attrs) -> Probed {

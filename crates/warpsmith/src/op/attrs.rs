@@ -278,7 +278,7 @@ impl Attrs {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

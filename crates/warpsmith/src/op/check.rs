@@ -296,7 +296,7 @@ impl<'c> Matcher<'c> {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use crate::op::{ArgSpec, AttrSpec, DerivedSize, Value, dims, shape};

@@ -42,7 +42,7 @@ pub fn outputs(
         .collect()
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use crate::op::{ArgSpec, AttrKind, AttrSpec, DTypeRule, Value, shape};

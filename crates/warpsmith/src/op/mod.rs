@@ -17,7 +17,7 @@ mod plan;
 mod select;
 mod shape;
 mod spec;
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod spec_tests;
 #[cfg(feature = "cuda")]
 pub mod survey;

@@ -7,7 +7,7 @@
 mod profiled;
 mod signature;
 mod table;
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests;
 mod work;
 

@@ -201,7 +201,7 @@ macro_rules! __shape {
 
 pub use crate::{__dims as dims, __shape as shape};
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

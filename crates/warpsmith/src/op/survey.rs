@@ -137,7 +137,7 @@ pub(super) fn note<O: Op>(info: &DeviceInfo, asked: &Asked<'_>) -> Result<()> {
     Ok(())
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use crate::ops::{Linear, RmsNorm};

@@ -77,7 +77,7 @@ fn store_at(path: &Path, device: &str, op: &str, key: String, choice: Choice) ->
     Ok(())
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

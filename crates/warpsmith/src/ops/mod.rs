@@ -147,7 +147,7 @@ pub fn find(name: &str) -> Option<&'static dyn AnyOp> {
 }
 
 /// Where tests run kernels: the CPU, and a GPU if there is one.
-#[cfg(test)]
+#[cfg(feature = "tests")]
 fn devices() -> Vec<crate::device::Device> {
     use crate::device::Device;
     match Device::best() {
@@ -160,17 +160,17 @@ fn devices() -> Vec<crate::device::Device> {
 pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// What `warpsmith new-op` writes: it must go on compiling and passing its checks.
-#[cfg(test)]
+#[cfg(feature = "tests")]
 #[path = "../../../cli/templates/op/mod.rs"]
 mod new_op;
 
 /// The same for `warpsmith new-op --rows`.
-#[cfg(test)]
+#[cfg(feature = "tests")]
 #[path = "../../../cli/templates/row-op/mod.rs"]
 #[allow(dead_code, reason = "nobody calls what it is a template of")]
 mod new_row_op;
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use crate::lab::proof::Prepared;

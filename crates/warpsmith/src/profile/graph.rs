@@ -82,7 +82,7 @@ impl Launches {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use crate::profile::CallForm;

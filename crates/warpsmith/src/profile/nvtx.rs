@@ -115,7 +115,7 @@ pub fn pop() {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use std::cell::RefCell;

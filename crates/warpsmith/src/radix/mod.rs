@@ -66,7 +66,7 @@ mod index;
 mod marks;
 mod mirror;
 mod pins;
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests;
 mod version;
 

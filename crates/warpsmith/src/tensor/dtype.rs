@@ -209,7 +209,7 @@ macro_rules! elements {
 }
 elements!(f32 => F32, f16 => F16, bf16 => BF16, F8E4M3 => F8E4M3, F8E5M2 => F8E5M2, i64 => I64, i32 => I32, u8 => U8);
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

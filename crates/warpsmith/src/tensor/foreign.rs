@@ -194,7 +194,7 @@ fn open(path: &Path) -> Result<(File, usize)> {
     Ok((file, usize::try_from(len).map_err(|_| too_large())?))
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicUsize, Ordering};

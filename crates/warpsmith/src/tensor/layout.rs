@@ -304,7 +304,7 @@ impl<const N: usize> Space<N> {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -297,7 +297,7 @@ impl<'a> From<&'a mut Tensor> for TensorViewMut<'a> {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -73,7 +73,7 @@ impl Isa {
 
     /// Limits matrix products of this process to `limit`: for tests, which cover all sets of a machine. No product may
     /// run meanwhile, and operands packed for other sets can no longer be used.
-    #[cfg(any(test, feature = "lab"))]
+    #[cfg(feature = "lab")]
     #[doc(hidden)]
     pub fn limit(limit: Isa) {
         LIMIT.store(limit as usize, Ordering::Relaxed);
@@ -189,7 +189,7 @@ fn amx_permitted() -> bool {
     false
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

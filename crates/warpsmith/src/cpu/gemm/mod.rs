@@ -158,5 +158,5 @@ pub unsafe fn run<E: Epilogue>(gemm: &Gemm<'_>, epilogue: &E) {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests;

@@ -113,7 +113,7 @@ unsafe fn dot_products() -> f64 {
     (4 * PAIRS * CHAINS * ROUNDS) as f64
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -63,7 +63,7 @@ pub fn d_mish<S: Simd>(s: S, x: S::V) -> S::V {
     s.fma(x, slope, s.mul(n, inverse))
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use crate::cpu::math;

@@ -194,7 +194,7 @@ pub mod for_f32 {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::super::simd::MAX_LANES;
     use super::*;

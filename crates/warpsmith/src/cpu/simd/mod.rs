@@ -78,5 +78,5 @@ pub fn dispatch<T: Task>(tier: Tier, task: T) -> T::Out {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests;

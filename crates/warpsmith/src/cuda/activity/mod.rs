@@ -124,7 +124,7 @@ fn works(records: Vec<Record>) -> Vec<DeviceWork> {
     records.into_iter().filter_map(work).collect()
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -119,7 +119,7 @@ pub unsafe fn read(bytes: &[u8]) -> Option<Record> {
     })
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

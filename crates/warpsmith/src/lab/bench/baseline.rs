@@ -137,7 +137,7 @@ fn lines<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<Vec<T>> {
         .collect()
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use crate::lab::bench::Cache;

@@ -192,7 +192,7 @@ fn rounded(rate: f64) -> String {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -43,7 +43,7 @@ pub fn sample(
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use std::cell::RefCell;

@@ -191,7 +191,7 @@ impl Task for Part {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -406,7 +406,7 @@ fn rotation(bytes: usize, info: &DeviceInfo, settings: &Settings) -> (Cache, usi
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use crate::cpu::Tier;

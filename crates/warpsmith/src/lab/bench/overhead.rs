@@ -91,7 +91,7 @@ fn time(op: &str, case: &str, stream: &Stream, mut call: impl FnMut() -> Result<
     })
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -147,7 +147,7 @@ pub(super) fn empty_launch(
     })
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -27,7 +27,7 @@ impl Samples {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

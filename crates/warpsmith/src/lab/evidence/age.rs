@@ -84,7 +84,7 @@ fn oldest<'a>(days: impl Iterator<Item = Option<&'a str>>) -> String {
     days.min().map_or("-", |day| day.unwrap_or(UNKNOWN)).into()
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::super::Timing;
     use super::super::report::tests::{record, timing};

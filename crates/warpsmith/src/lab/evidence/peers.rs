@@ -130,7 +130,7 @@ impl Record {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::super::report::tests::timing;
     use super::super::{Machine, load};

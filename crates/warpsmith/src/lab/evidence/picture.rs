@@ -90,7 +90,7 @@ pub(super) fn draw(records: &[Record]) -> String {
     out + "</svg>\n"
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::super::Machine;
     use super::super::report::tests::{peer, timing};

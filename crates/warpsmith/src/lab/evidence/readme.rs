@@ -148,7 +148,7 @@ fn results(folder: &Path, records: &[Record], present: &PresentCode) -> Result<S
     Ok(with_legend(out))
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::super::report::tests::{peer, timing};
     use super::*;

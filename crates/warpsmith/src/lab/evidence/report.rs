@@ -85,7 +85,7 @@ impl PresentCode {
         if sweep.kernels.iter().all(|(kernel, hash)| self.is(kernel, hash)) { "" } else { " †" }
     }
 
-    #[cfg(test)]
+    #[cfg(feature = "tests")]
     pub(super) fn of(hashes: BTreeMap<&'static str, String>) -> PresentCode {
         PresentCode(hashes)
     }
@@ -221,7 +221,7 @@ fn judge(kernels: &[(&str, &str)], records: &[Record], excuses: &str) -> Vec<Pro
     problems
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 pub(super) mod tests {
     use super::*;
     use crate::lab::bench::{Bound, Cache};

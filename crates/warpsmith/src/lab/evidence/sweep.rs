@@ -140,7 +140,7 @@ fn summarise(rows: &[SweepRow]) -> Result<(String, Vec<Sweep>)> {
     Ok((device.into(), sweeps.collect()))
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 pub(super) mod tests {
     use super::*;
 

@@ -261,7 +261,7 @@ pub(super) fn fastest(record: &Record) -> Vec<&Timing> {
     timings
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::super::report::tests::{peer, record, timing};
     use super::super::sweep::tests::sweep;

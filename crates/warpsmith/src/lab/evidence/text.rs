@@ -51,7 +51,7 @@ fn inline(value: &Value) -> String {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -221,7 +221,7 @@ fn block(plan: &ArgPlan, index: usize, count: usize) -> Vec<u8> {
     bytes
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

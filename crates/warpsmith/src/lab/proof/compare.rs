@@ -196,7 +196,7 @@ fn naive_agrees(naive: f64, out: f64, dtype: DType) -> bool {
     naive == out || (naive.is_nan() && out.is_nan())
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -31,7 +31,7 @@ impl<'a> Generated<'a> {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use crate::lab::Fill;

@@ -183,7 +183,7 @@ fn places(plan: &[Option<ArgPlan>]) -> Vec<usize> {
     [0, batch / 2, (REACH / row.max(1)).saturating_sub(1), last].map(|start| start.min(last)).to_vec()
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use crate::ops;

@@ -128,7 +128,7 @@ impl Exponents {
         }
     }
 }
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use crate::tensor::DType;

@@ -142,5 +142,5 @@ fn message(panic: &(dyn std::any::Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests;

@@ -327,7 +327,7 @@ impl<R> Index<usize> for Inputs<'_, R> {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -169,7 +169,7 @@ impl Real for Probe {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

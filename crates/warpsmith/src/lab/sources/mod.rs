@@ -29,7 +29,7 @@ pub(crate) fn cpu_hash(op: &str) -> String {
     HASHES.get(op.strip_suffix("_backward").unwrap_or(op)).cloned().unwrap_or_default()
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 
@@ -91,7 +91,7 @@ mod tests {
         let nobody: [&str; 0] = [];
         assert_eq!(touched("ops/softmax/cpu.rs", |text| format!("// Another.\n{text}\n/* end */\n")), nobody);
         assert_eq!(touched("cpu/threads.rs", |text| text.replace("    ", "  ")), nobody);
-        let test = "\n#[cfg(test)]\nmod more_tests {\n    #[test]\n    fn passes() {}\n}\n";
+        let test = "\n#[cfg(feature = \"tests\")]\nmod more_tests {\n    #[test]\n    fn passes() {}\n}\n";
         assert_eq!(touched("cpu/gemm/mod.rs", |text| text.to_string() + test), nobody);
         for file in ["softmax/cuda.rs", "softmax/cases.rs", "softmax/reference.rs", "linear/sm90.rs"] {
             assert_eq!(touched(&format!("ops/{file}"), with_code), nobody, "{file}");

@@ -243,7 +243,7 @@ fn tree(tokens: &[&'static str], path: &[&'static str], imports: &mut Vec<Import
     at
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 
@@ -262,7 +262,7 @@ mod tests {
             ("cpu/farther.rs", ""),
             ("cpu/idle.rs", ""),
             ("ops/mod.rs", "mod a; mod b; pub mod c;"),
-            ("ops/a/mod.rs", "mod cpu; #[cfg(test)] mod tests; #[cfg(feature = \"cuda\")] mod cuda;"),
+            ("ops/a/mod.rs", "mod cpu; #[cfg(feature = \"tests\")] mod tests; #[cfg(feature = \"cuda\")] mod cuda;"),
             (
                 "ops/a/cpu.rs",
                 "use crate::cpu::{self, Renamed}; fn f() { cpu::named::g(); super::super::c::h() }",

@@ -128,7 +128,7 @@ fn attribute(tokens: &[&str]) -> Option<usize> {
 fn is_elsewhere(attribute: &[&str]) -> bool {
     let condition = |tokens: &[&str]| match tokens {
         ["test"] => true,
-        ["feature", "=", feature] => ["\"cuda\"", "\"lab\""].contains(feature),
+        ["feature", "=", feature] => ["\"cuda\"", "\"lab\"", "\"tests\""].contains(feature),
         _ => false,
     };
     match attribute {
@@ -163,7 +163,7 @@ fn item(tokens: &[&str]) -> usize {
     tokens.len()
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 
@@ -194,6 +194,7 @@ mod tests {
         assert_eq!(kept("a(); #[cfg(test)] mod tests { use super::*; fn t() {} } b();"), "a ( ) ; b ( ) ;");
         assert_eq!(kept("[#[cfg(feature = \"cuda\")] cuda::SM90, cpu::ALL]"), "[ cpu :: ALL ]");
         assert_eq!(kept("#[cfg(feature = \"lab\")] #[path = \"x.rs\"] mod x; mod y;"), "mod y ;");
+        assert_eq!(kept("#[cfg(feature = \"tests\")] mod tests { fn t() {} } b"), "b");
         assert_eq!(kept("#[cfg(all(test, unix))] use a::{b, c}; d"), "d");
         assert_eq!(kept("#[cfg(feature = \"cuda\")] pub fn f<A, B>(a: A) -> B { {} } g"), "g");
         for stays in ["# [ inline ] fn f ( ) { }", "# [ cfg ( not ( test ) ) ] fn f ( ) { }"] {

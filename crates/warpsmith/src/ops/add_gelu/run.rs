@@ -118,7 +118,7 @@ impl Run {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use crate::device::Device;

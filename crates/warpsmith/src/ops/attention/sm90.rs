@@ -1,7 +1,7 @@
 //! `attention` on Hopper: host half. The device half is `sm90.cu`.
 
 pub(in crate::ops) mod deal;
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests;
 pub(in crate::ops) mod tile;
 

@@ -14,7 +14,7 @@ mod cpu;
 mod cuda;
 #[cfg(feature = "lab")]
 mod reference;
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests;
 
 pub use concat::{concat, concat_into};

@@ -28,7 +28,7 @@ pub(in crate::ops) mod options;
 #[cfg(feature = "lab")]
 pub(in crate::ops) mod reference;
 pub(in crate::ops) mod rows;
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests;
 
 pub use backward::{Backward, CrossEntropyBackward};

@@ -214,7 +214,7 @@ impl<T: CpuElement, E: Expression<I, O>, const I: usize, const O: usize, const P
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::super::Stream;
     use super::*;

@@ -319,7 +319,7 @@ pub(in crate::ops) unsafe fn run<P>(
     unsafe { launch.record_part(device, &defines, &config, &params) }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::super::Stream;
     use super::*;

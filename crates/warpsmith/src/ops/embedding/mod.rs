@@ -18,7 +18,7 @@ mod cpu;
 mod cuda;
 #[cfg(feature = "lab")]
 mod reference;
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests;
 
 pub use backward::{Backward, EmbeddingBackward};

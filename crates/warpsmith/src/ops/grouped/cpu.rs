@@ -127,7 +127,7 @@ unsafe fn compute(p: &Problem, group: &Group, task: &Task, tier: Tier) {
     unsafe { multiply_columns(&p, &part, task.columns.clone(), tier) };
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use crate::ops::linear::problem::Matrix;

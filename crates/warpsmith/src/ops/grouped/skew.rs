@@ -39,7 +39,7 @@ impl Zipf {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

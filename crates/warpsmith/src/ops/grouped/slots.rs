@@ -39,7 +39,7 @@ impl<'a> Sorted<'a> {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use crate::cpu::scratch;

@@ -288,7 +288,7 @@ pub(in crate::ops) unsafe fn run_sm80<P>(launch: &Launch<'_, P>, p: &Problem, at
     unsafe { launch.record_part(&SM80_DEVICE, &defines, &config, &GroupedLinearParams::new(p, at)) }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use crate::tensor::Random;

@@ -34,7 +34,7 @@ pub(in crate::ops) mod problem;
 mod reference;
 #[cfg(feature = "cuda")]
 pub(in crate::ops) mod sm90;
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests;
 
 pub use backward::{Backward, BackwardProblem, GroupedLinearBackward};

@@ -306,7 +306,7 @@ fn w_map<P>(launch: &Launch<'_, P>, p: &Problem, at: &Operands, tile: Tile) -> R
     })
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

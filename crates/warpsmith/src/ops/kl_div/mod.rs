@@ -32,7 +32,7 @@ mod options;
 #[cfg(feature = "lab")]
 mod reference;
 mod rows;
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests;
 
 pub use backward::{Backward, KlDivBackward};

@@ -278,7 +278,7 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     unsafe { launch.record(&variant.defines(), &config, &params) }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -28,7 +28,7 @@ pub(in crate::ops) mod cuda;
 #[cfg(feature = "lab")]
 mod reference;
 pub(in crate::ops) mod slots;
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests;
 
 use crate::cpu::Tier;

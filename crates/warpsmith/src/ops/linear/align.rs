@@ -306,7 +306,7 @@ unsafe fn record<P>(launch: &Launch<'_, P>, copies: &[&Copy], dense: bool) -> Re
     unsafe { launch.record_part(&DEVICE, &defines, &config, &AlignParams { matrices }) }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::super::problem::Matrix;
     use super::*;

@@ -168,7 +168,7 @@ fn loads(order: Order, strides: Strides, rows: usize, scattered: bool) -> usize 
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::super::problem::Matrix;
     use super::*;

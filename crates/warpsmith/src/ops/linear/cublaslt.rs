@@ -120,7 +120,7 @@ fn run(launch: &Launch<'_, Problem>) -> Result<()> {
     })
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::super::problem;
     use super::*;

@@ -194,7 +194,7 @@ impl Parts {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::super::problem::Matrix;
     use super::*;

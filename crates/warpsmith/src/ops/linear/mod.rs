@@ -67,7 +67,7 @@ mod reference;
 pub(in crate::ops) mod sm90;
 #[cfg(feature = "cuda")]
 mod split;
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests;
 
 pub use backward::{Backward, BackwardProblem, LinearBackward};

@@ -2,7 +2,7 @@
 
 mod config;
 mod maps;
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests;
 mod tile;
 mod variants;

@@ -148,7 +148,7 @@ pub(super) fn between(product: &Problem) -> usize {
     product.batch * product.m * pitch(product)
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::super::problem::Matrix;
     use super::*;

@@ -33,7 +33,7 @@ mod problem;
 mod quantize;
 #[cfg(feature = "lab")]
 mod reference;
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests;
 mod tiles;
 

@@ -22,7 +22,7 @@ mod cpu;
 mod cuda;
 #[cfg(feature = "lab")]
 mod reference;
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests;
 
 use crate::cpu::Tier;

@@ -34,7 +34,7 @@ mod cuda;
 mod problem;
 #[cfg(feature = "lab")]
 mod reference;
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests;
 
 pub use backward::{Backward, BackwardProblem, MoeFfnBackward};

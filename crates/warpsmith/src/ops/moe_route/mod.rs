@@ -45,7 +45,7 @@ pub(in crate::ops) mod options;
 pub(in crate::ops) mod places;
 #[cfg(feature = "lab")]
 mod reference;
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests;
 
 pub use backward::{Backward, MoeRouteBackward};

@@ -546,6 +546,6 @@ impl<T: CpuElement> Task for BackwardBlocks<'_, T> {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 #[path = "cpu_tests.rs"]
 mod tests;

@@ -312,7 +312,7 @@ fn run_tiled(
     unsafe { launch.record(&defines, &config, &params(launch, tiling)) }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

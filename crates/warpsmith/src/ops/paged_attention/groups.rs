@@ -185,7 +185,7 @@ fn row(groups: &[(Range<usize>, usize)]) -> (Vec<i32>, Vec<i32>) {
     (starts, lens)
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

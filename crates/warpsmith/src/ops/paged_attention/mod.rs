@@ -70,7 +70,7 @@ pub(in crate::ops) mod problem;
 mod reference;
 #[cfg(feature = "cuda")]
 mod sm90;
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests;
 
 pub use groups::SharedPrefixes;

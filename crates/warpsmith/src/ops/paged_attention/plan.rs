@@ -2,7 +2,7 @@
 //! problem and the device.
 
 mod shape;
-#[cfg(test)]
+#[cfg(feature = "tests")]
 pub(super) mod tests;
 
 use super::Problem;

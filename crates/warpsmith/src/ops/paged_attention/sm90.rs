@@ -282,7 +282,7 @@ fn attention_params(launch: &Launch<'_, Problem>) -> AttentionParams {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::super::plan::tests::problem;
     use super::*;

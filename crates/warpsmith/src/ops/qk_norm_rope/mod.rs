@@ -21,7 +21,7 @@ mod cpu;
 mod cuda;
 #[cfg(feature = "lab")]
 mod reference;
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests;
 
 use super::rope::{self, Rotation};

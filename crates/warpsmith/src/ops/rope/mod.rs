@@ -28,7 +28,7 @@ pub(in crate::ops) mod cuda;
 #[cfg(feature = "lab")]
 pub(in crate::ops) mod reference;
 mod rotation;
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests;
 
 pub use backward::{Backward, RopeBackward};

@@ -33,7 +33,7 @@ pub(in crate::ops) mod cpu;
 mod cuda;
 #[cfg(feature = "lab")]
 mod reference;
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests;
 
 use crate::cpu::Tier;

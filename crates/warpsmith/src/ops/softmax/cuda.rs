@@ -419,7 +419,7 @@ fn run_backward_blocks(
     unsafe { launch.record(&split_defines(p.dtype, vector, block, split, 0), &config, &params) }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -183,7 +183,7 @@ impl<'a> Call<'a, Forward> {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use crate::{Device, Tensor};

@@ -430,7 +430,7 @@ pub(crate) unsafe fn left_element(src: *const f32, row: usize, k: usize) -> f32 
     part(0) + part(1) + part(2)
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use crate::cpu::Tier;

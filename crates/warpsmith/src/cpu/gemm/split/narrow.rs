@@ -67,7 +67,7 @@ unsafe fn widened<const BF16: bool>(from: *const u16) -> __m512i {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::super::terms::{STEP_BYTES, split_columns};
     use super::*;

@@ -139,7 +139,7 @@ pub(super) unsafe fn may_lack(k: usize, left: &Magnitudes, right: &Magnitudes, s
     lacking != 0
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
     use crate::cpu::Tier;

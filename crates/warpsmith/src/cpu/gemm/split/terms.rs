@@ -194,5 +194,5 @@ pub(in crate::cpu::gemm) unsafe fn split_pair(
     larger(largest, terms[0], low)
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests;

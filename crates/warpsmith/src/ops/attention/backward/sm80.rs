@@ -145,7 +145,7 @@ pub(super) const SM80: Kernel<Problem> =
     })
     .configured(|p, _| format!("{LEFT} by {} lines", Shape::of(p.forward.head_dim, &Scores::PLAIN).lines));
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

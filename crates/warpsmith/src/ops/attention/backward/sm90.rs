@@ -280,7 +280,7 @@ unsafe fn record(launch: &Launch<'_, Problem>, pass: Pass) -> Result<()> {
     unsafe { launch.record_part(pass.device(), &pass.defines(&Config::of(p)), &config, &params) }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -1,6 +1,6 @@
 //! The cases of `grouped_linear_backward`: what every kernel must pass, and what is timed.
 
-use super::{ACT, Activation, Backward, COUNTS, DBIAS, DW, DX, SCALE, SPEC, Z};
+use super::{ACT, Activation, Backward, COUNTS, DBIAS, DOUT, DW, DX, SCALE, SPEC, Z};
 use crate::lab::{ArgPlan, Arrangement, Array, Case, Fill, Inputs, Provable, Real, Values};
 use crate::op::Attrs;
 use crate::ops::FLOATS;
@@ -41,6 +41,11 @@ impl Provable for Backward {
         if [DX, DW, DBIAS].iter().all(|&index| !case.gives(index)) {
             *case = case.clone().give(DX);
         }
+    }
+
+    // The output's gradient is scaled before it is multiplied.
+    fn is_factor(index: usize) -> bool {
+        ![DOUT, Z].contains(&index)
     }
 
     fn cases() -> Vec<Case> {

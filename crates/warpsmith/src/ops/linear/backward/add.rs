@@ -140,7 +140,7 @@ pub(super) unsafe fn run<P>(launch: &Launch<'_, P>, dtype: DType, sums: &[Sum]) 
     unsafe { launch.record_part(&DEVICE, &vec![element(dtype)], &config, &params) }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -1,6 +1,6 @@
 //! The cases of `linear_backward`: what every kernel must pass, and what is timed.
 
-use super::{ACT, Activation, Backward, DBIAS, DW, DX, PRECISION, Precision, SCALE, SPEC, TOLERANCE, Z};
+use super::{ACT, Activation, Backward, DBIAS, DOUT, DW, DX, PRECISION, Precision, SCALE, SPEC, TOLERANCE, Z};
 use crate::lab::{ArgPlan, Arrangement, Array, Case, Inputs, Provable, Real, Values};
 use crate::op::Attrs;
 use crate::ops::FLOATS;
@@ -36,6 +36,11 @@ impl Provable for Backward {
         if case.dtype != DType::F32 && Precision::ALL[case.attrs.choice(PRECISION)] == Precision::Tf32 {
             case.set(PRECISION, 0.0);
         }
+    }
+
+    // The output's gradient is scaled before it is multiplied.
+    fn is_factor(index: usize) -> bool {
+        ![DOUT, Z].contains(&index)
     }
 
     fn cases() -> Vec<Case> {

@@ -335,7 +335,7 @@ fn go_over(launch: &Launch<'_, BackwardProblem>) -> Result<Option<Sum>> {
     }))
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 

@@ -108,7 +108,7 @@ pub(super) unsafe fn run<P>(
     unsafe { launch.record_part(&DEVICE, &defines, &config, &params) }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::super::super::problem::Matrix;
     use super::*;

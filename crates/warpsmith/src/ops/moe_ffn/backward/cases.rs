@@ -78,6 +78,11 @@ impl Provable for Backward {
         }
     }
 
+    // The output's gradient is weighted before it is multiplied.
+    fn is_factor(index: usize) -> bool {
+        ![DOUT, ROUTING].contains(&index)
+    }
+
     fn cases() -> Vec<Case> {
         let mut cases = Vec::new();
         for dtype in FLOATS {

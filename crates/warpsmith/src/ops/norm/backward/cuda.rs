@@ -389,7 +389,7 @@ fn run(launch: &Launch<'_, Problem>, tiling: &Tiling) -> Result<()> {
     unsafe { column_sum::cuda::add(launch, groups, p.hidden, p.dtype, &targets[..num_partials(p)]) }
 }
 
-#[cfg(test)]
+#[cfg(feature = "tests")]
 mod tests {
     use super::*;
 
