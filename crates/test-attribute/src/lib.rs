@@ -48,7 +48,8 @@ pub fn test(_: TokenStream, item: TokenStream) -> TokenStream {
         kept.extend([token]);
     }
     let Some(name) = name else { return error("only functions are tests") };
-    let submitted = format!("{conditions} const _: () = {{ crate::unit_tests::submit!({name}, {ignored}); }};");
+    let submitted =
+        format!("{conditions} const _: () = {{ crate::unit_tests::submit!({name}, {ignored}); }};");
     kept.extend(submitted.parse::<TokenStream>().expect("an item"));
     kept
 }

@@ -35,11 +35,13 @@ fn every_file_with_tests_is_linked() {
     }
     if !cfg!(feature = "cuda") {
         written.remove("cuda");
-        // Others have some tests of CUDA.
-        assert!(written.keys().eq(linked.keys()), "{written:?} are written, {linked:?} linked");
-        return;
     }
-    assert_eq!(written, linked, "the tests of each room, as written and as linked");
+    for (room, written) in &written {
+        let linked: usize = linked.get(room).copied().unwrap_or(0);
+        // Templates of other crates have some of those of ops. Without CUDA, some rooms have fewer.
+        let missing = if cfg!(feature = "cuda") { linked < *written } else { linked == 0 };
+        assert!(!missing, "{room}: {written} tests are written, {linked} linked");
+    }
 }
 
 /// Adds the attributes in the sources below a folder to the tests of each room.

@@ -67,7 +67,7 @@ impl Buffer {
         if len == 0 {
             return Some(Buffer::default());
         }
-        #[cfg(feature = "lab")]
+        #[cfg(any(test, feature = "lab"))]
         if limit::is_exceeded(len) {
             return None;
         }
@@ -379,7 +379,7 @@ pub(crate) fn or_out_of_memory<R>(f: impl FnOnce() -> Result<R>) -> Result<R> {
 }
 
 /// A limit on single allocations, for tests of what happens without memory.
-#[cfg(feature = "lab")]
+#[cfg(any(test, feature = "lab"))]
 pub mod limit {
     use std::cell::Cell;
 
@@ -406,7 +406,7 @@ pub mod limit {
 }
 
 /// Gives back what this thread keeps, unless it is in use.
-#[cfg(feature = "lab")]
+#[cfg(any(test, feature = "lab"))]
 fn forget() {
     let forgotten = ARENA.try_with(|arena| match &mut *arena.borrow_mut() {
         Arena { live: 0, kept, most, .. } => {

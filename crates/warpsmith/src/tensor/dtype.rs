@@ -128,6 +128,7 @@ impl DType {
     ///
     /// # Panics
     /// If `bytes` is shorter than the element.
+    #[inline]
     pub fn read(self, bytes: &[u8]) -> f64 {
         match self {
             DType::F32 => f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as f64,
@@ -146,6 +147,7 @@ impl DType {
     ///
     /// # Panics
     /// If `bytes` is shorter than the element.
+    #[inline]
     pub fn write(self, value: f64, bytes: &mut [u8]) {
         match self {
             DType::F32 => bytes[..4].copy_from_slice(&(value as f32).to_ne_bytes()),

@@ -8,8 +8,11 @@ use warpsmith::tensor::Random;
 /// Elements of rows: whole blocks of every format.
 const WIDTH: usize = 256;
 /// Families whose matrices can be blocks. Those of GPT-2 are stored the other way round.
-const IN_BLOCKS: [&str; 8] =
-    ["llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi3", "smollm3", "olmo2"];
+const IN_BLOCKS: [&str; 10] =
+    ["llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral", "gemma3_text", "phi3", "smollm3", "olmo2"];
+
+/// The last part of the name of a router, whose weights files keep whole.
+const ROUTER: &str = "gate";
 
 /// Random weights in a format, for a model like a family's fixture but wider.
 struct RandomBlocks {
@@ -23,6 +26,12 @@ impl RandomBlocks {
         let mut config = Config::from_checkpoint(&checkpoint).unwrap();
         (config.hidden_size, config.intermediate_size) = (WIDTH, WIDTH);
         (config.num_heads, config.num_kv_heads) = (8, 2);
+        if let Some(experts) = &mut config.experts {
+            experts.intermediate_size = WIDTH;
+            // Of the experts of a token, rounding may choose others: a step that says nothing of a format.
+            experts.used = experts.count;
+        }
+        let experts = config.experts.as_ref().map_or(0, |experts| experts.count);
         config.embedding_scale = config.embedding_scale.map(|_| 16.0);
         let keys = config.num_kv_heads * config.head_dim;
         let shape = |name: &str| {
@@ -32,6 +41,7 @@ impl RandomBlocks {
                 "k_proj" | "v_proj" => keys,
                 "qkv_proj" => WIDTH + 2 * keys,
                 "gate_up_proj" => 2 * WIDTH,
+                ROUTER => experts,
                 "q_norm" | "k_norm" if family != "olmo2" => config.head_dim,
                 "k_norm" => keys,
                 _ => WIDTH,
@@ -107,7 +117,7 @@ impl WeightSource for RandomBlocks {
 
     fn blocks(&self, name: &str) -> Result<Option<(Tensor, QuantFormat)>> {
         let shape = &self.shapes[name];
-        if shape.len() == 1 {
+        if shape.len() == 1 || name.rsplit('.').nth(1) == Some(ROUTER) {
             return Ok(None);
         }
         let bytes = self.bytes(name, shape);

@@ -60,7 +60,7 @@ impl Dropout {
 
 impl HeadDropout {
     /// Whether the weight of a query and a key counts.
-    #[cfg(feature = "lab")]
+    #[cfg(any(test, feature = "lab"))]
     pub fn keeps(&self, query: usize, key: usize) -> bool {
         let ((query, row), (key, column)) = (cell(query), cell(key));
         let bits = self.stream.bits(query << 32 | key);

@@ -73,7 +73,7 @@ impl Isa {
 
     /// Limits matrix products of this process to `limit`: for tests, which cover all sets of a machine. No product may
     /// run meanwhile, and operands packed for other sets can no longer be used.
-    #[cfg(feature = "lab")]
+    #[cfg(any(test, feature = "lab"))]
     #[doc(hidden)]
     pub fn limit(limit: Isa) {
         LIMIT.store(limit as usize, Ordering::Relaxed);

@@ -234,6 +234,7 @@ pub(crate) fn flushing<T>(evaluate: impl FnOnce() -> T) -> T {
 }
 
 /// Whether results of matrix products lose what is subnormal now.
+#[inline]
 fn flushes() -> bool {
     FLUSHES.get() && STORED_AS.get() == DType::BF16
 }

@@ -34,26 +34,32 @@ impl Real for Naive {
     fn f64(self) -> f64 {
         self.0 as f64
     }
+    #[inline]
     fn stored(self) -> Self {
         Naive(STORED_AS.get().round(self.0 as f64) as f32)
     }
+    #[inline]
     fn tf32(self) -> Self {
         // A NaN whose payload is all in the bits that go would become infinity.
         Naive(if self.0.is_nan() { self.0 } else { f32::from_bits(self.0.to_bits() & !0x1fff) })
     }
     fn add_products(self, products: &[Self], subnormal: f64) -> Self {
         let addends = || std::iter::once(&self).chain(products).map(|v| v.f64());
-        match tensor_unit(addends().chain([subnormal])).filter(|_| STORED_AS.get().size() == 1) {
+        let truncates = STORED_AS.get().size() == 1;
+        match truncates.then(|| tensor_unit(addends().chain([subnormal]))).flatten() {
             Some(unit) => Naive::of(addends().map(|v| (v / unit).trunc() * unit).sum()),
             None => products.iter().fold(self, |sum, &product| sum + product),
         }
     }
+    #[inline]
     fn flushed(self) -> Self {
         if self.0.is_subnormal() && flushes() { Naive(0.0) } else { self }
     }
+    #[inline]
     fn flushed_factor(self) -> Self {
         self.flushed()
     }
+    #[inline]
     fn flushed_in_parts(self) -> Self {
         self.flushed()
     }

@@ -122,11 +122,13 @@ impl Real for Probe {
     fn f64(self) -> f64 {
         self.exact()
     }
+    #[inline]
     fn stored(self) -> Self {
         let dtype = STORED_AS.get();
         let peak = self.peak.max(self.mass * (DType::F32.max_finite() / dtype.max_finite()));
         Probe { sample: dtype.round(self.exact()) as f32, peak, ..self }
     }
+    #[inline]
     fn tf32(self) -> Self {
         Probe { sample: Naive::of(self.exact()).tf32().f64() as f32, ..self }
     }

@@ -94,34 +94,41 @@ impl Real for Random {
     fn f64(self) -> f64 {
         self.value
     }
+    #[inline]
     fn stored(self) -> Self {
         let dtype = STORED_AS.get();
         let rounding = rounding(self.value, dtype.unit_roundoff(), dtype.smallest_subnormal() / 2.0);
         Random { variance: self.variance + rounding, ..self }
     }
+    #[inline]
     fn tf32(self) -> Self {
         Random { variance: self.variance + rounding(self.value, 1.0 / 1024.0, 0.0), ..self }
     }
+    #[inline]
     fn flushed(self) -> Self {
         // Also of larger ones: in another order, what a product is added to may be subnormal.
         if flushes() { self.blurred(2.0 * f64::from(f32::MIN_POSITIVE)) } else { self }
     }
+    #[inline]
     fn flushed_factor(self) -> Self {
         // Rounded otherwise, a number near the border is on its other side.
         let may_be_zero = self.value != 0.0 && self.value.abs() < 2.0 * f64::from(f32::MIN_POSITIVE);
         if may_be_zero && flushes() { self.blurred(f64::from(f32::MIN_POSITIVE)) } else { self }
     }
+    #[inline]
     fn flushed_in_parts(self) -> Self {
         // Each of six products of parts may be zero.
         if FLUSHES.get() { self.blurred(6.0 * f64::from(f32::MIN_POSITIVE)) } else { self }
     }
+    #[inline]
     fn blurred(self, by: f64) -> Self {
         Random { variance: self.variance + by * by / 3.0, ..self }
     }
     fn add_products(self, products: &[Self], subnormal: f64) -> Self {
         let sum = products.iter().fold(self, |sum, &product| sum + product);
         let addends = std::iter::once(self.value).chain(products.iter().map(|p| p.value)).chain([subnormal]);
-        match tensor_unit(addends).filter(|_| STORED_AS.get().size() == 1) {
+        let truncates = STORED_AS.get().size() == 1;
+        match truncates.then(|| tensor_unit(addends)).flatten() {
             // Each addend loses up to a unit.
             Some(unit) => {
                 let cuts = (1 + products.len()) as f64 * unit * unit / 3.0;

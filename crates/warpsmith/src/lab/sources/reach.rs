@@ -262,7 +262,10 @@ mod tests {
             ("cpu/farther.rs", ""),
             ("cpu/idle.rs", ""),
             ("ops/mod.rs", "mod a; mod b; pub mod c;"),
-            ("ops/a/mod.rs", "mod cpu; #[cfg(feature = \"tests\")] mod tests; #[cfg(feature = \"cuda\")] mod cuda;"),
+            (
+                "ops/a/mod.rs",
+                "mod cpu; #[cfg(feature = \"tests\")] mod tests; #[cfg(feature = \"cuda\")] mod cuda;",
+            ),
             (
                 "ops/a/cpu.rs",
                 "use crate::cpu::{self, Renamed}; fn f() { cpu::named::g(); super::super::c::h() }",

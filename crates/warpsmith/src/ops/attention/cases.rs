@@ -138,8 +138,13 @@ impl Provable for Forward {
                 case.attr(BLOCK_Q, block_q as f64).attr(BLOCK_KV, block_kv as f64).selective()
             };
             if dtype != DType::F16 {
-                for (block_q, block_kv) in BLOCKS_Q.into_iter().flat_map(|q| BLOCKS_KV.map(|kv| (q, kv))) {
-                    cases.push(blocks(causal([1, 300, 300, 2, 1, 64]), block_q, block_kv));
+                for (i, block_q) in BLOCKS_Q.into_iter().enumerate() {
+                    for (j, block_kv) in BLOCKS_KV.into_iter().enumerate() {
+                        let case = blocks(causal([1, 300, 300, 2, 1, 64]), block_q, block_kv);
+                        // On the CPU the two do not meet, and blocks of 80 keys do not exist: each size once is enough.
+                        let is_for_all = i == j || (block_q, block_kv) == (128, 64);
+                        cases.push(if is_for_all { case } else { case.gpu_only() });
+                    }
                 }
             }
             if dtype == DType::BF16 {

@@ -94,8 +94,9 @@ fn attend<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs, head: &Head, i: usize,
             p = R::zero();
         }
         let value = &v.data[row(j)..][..d];
+        let p = p.stored();
         for (o, &value) in out.iter_mut().zip(value) {
-            *o = *o + (p.stored() * value).flushed_in_parts();
+            *o = *o + (p * value).flushed_in_parts();
         }
     }
     let factor = R::of(dropout.map_or(1.0, |dropout| f64::from(dropout.factor())));

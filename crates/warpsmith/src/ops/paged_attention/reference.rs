@@ -86,8 +86,9 @@ fn attend<R: Real>(
     for (&j, &score) in keys.iter().zip(&scores) {
         let weight = (score - most).exp().flushed().blurred(f64::from(f32::MIN_POSITIVE));
         sum = sum + weight;
+        let weight = weight.stored().blurred(lost);
         for (o, &v) in out.iter_mut().zip(&inputs[V_PAGES].data[at(j)..]) {
-            *o = *o + (weight.stored().blurred(lost) * v).flushed_in_parts();
+            *o = *o + (weight * v).flushed_in_parts();
         }
     }
     for o in out {

@@ -141,12 +141,13 @@ fn add_row<R: Real>(
             dbias.data[at] = dbias.data[at] + dz;
         }
         let ds = (dz * slope).blurred(f64::from(f32::MIN_POSITIVE)).stored();
+        let kept = kept.stored();
         for c in 0..d {
             let (dq, dk) = (&mut gradients.dq.data[own + c], &mut gradients.dk.data[other + c]);
             *dq = *dq + ds * key[c];
             *dk = *dk + ds * query[c];
             let dv = &mut gradients.dv.data[other + c];
-            *dv = *dv + kept.stored() * dout[c];
+            *dv = *dv + kept * dout[c];
         }
     }
 }

@@ -1,6 +1,8 @@
 //! The cases of `linear_backward`: what every kernel must pass, and what is timed.
 
-use super::{ACT, Activation, Backward, DBIAS, DOUT, DW, DX, PRECISION, Precision, SCALE, SPEC, TOLERANCE, Z};
+use super::{
+    ACT, Activation, Backward, DBIAS, DOUT, DW, DX, PRECISION, Precision, SCALE, SPEC, TOLERANCE, Z,
+};
 use crate::lab::{ArgPlan, Arrangement, Array, Case, Inputs, Provable, Real, Values};
 use crate::op::Attrs;
 use crate::ops::FLOATS;
