@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Installs the Python package from the workspace's own build, without building the library again: the environment reads the
-# package from the tree, where the native half is put. With the command-line tool named too, and the library's unit tests, Cargo
-# chooses the features of the library and of what it is made of as for `cargo test --workspace`, and takes the library from there.
+# package from the tree, where the native half is put. It is built with all of the workspace: for parts of it Cargo would choose
+# other features of what the library is made of, and compile the library again.
 # usage: scripts/python-dev.sh VENV
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin="$PWD/$1/bin"
 # As in the gate, whose build would otherwise be thrown away and made again.
 export CARGO_PROFILE_RELEASE_LTO=off
-PYO3_BUILD_EXTENSION_MODULE=1 cargo build --release -p warpsmith-cli -p warpsmith-python --features warpsmith/tests
+PYO3_BUILD_EXTENSION_MODULE=1 cargo build --release --workspace --all-targets
 
 package="$PWD/crates/python/python"
 target=${CARGO_TARGET_DIR:-target}

@@ -20,6 +20,8 @@ WARPSMITH_TEST_NVRTC12=$(library cuda_nvrtc/lib/libnvrtc.so.12)
 VIRTUAL_ENV=$(cd "$venv" && pwd)
 # Optimising across the library's parts takes half of the compiler's time, and changes no result.
 export CARGO_PROFILE_RELEASE_LTO=off
+# The native half of the Python package is built with the tests, as scripts/python-dev.sh builds it.
+export PYO3_BUILD_EXTENSION_MODULE=1
 export WARPSMITH_TEST_NVRTC13 WARPSMITH_TEST_NVRTC12 WARPSMITH_REQUIRE_NVRTC=1 WARPSMITH_REQUIRE_BROWSER=1 VIRTUAL_ENV
 
 log=$(mktemp) setup_log=$(mktemp) browser_log=$(mktemp)
@@ -42,7 +44,7 @@ took() {
 scripts/lint.sh "$venv"
 took lints
 status=0
-cargo test --release --workspace --no-run
+cargo build --release --workspace --all-targets
 took "compiling the tests"
 # The page's tests say so, if there is none.
 wait "$browser" || cat "$browser_log" >&2

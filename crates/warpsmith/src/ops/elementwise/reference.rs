@@ -32,9 +32,11 @@ impl Kind {
                 cdf + x * density
             }
             Kind::GeluTanh => {
-                let t = inner(x).tanh();
+                let (u, t) = (inner(x), inner(x).tanh());
+                // Far out, 1 - t² cancels to zero, and the sum has the wrong sign. The truth takes it as a product.
+                let rest = (u.one_plus_tanh() * (-u).one_plus_tanh()).or(R::one() - t * t);
                 let slope = R::of(FRAC_2_SQRT_PI / SQRT_2) * (R::one() + R::of(3.0 * 0.044715) * x * x);
-                half * inner(x).one_plus_tanh() + half * x * (R::one() - t * t) * slope
+                half * u.one_plus_tanh() + half * x * rest * slope
             }
             Kind::Silu => sigmoid(x) * (R::one() + x * (R::one() - sigmoid(x))),
             Kind::Relu if x.f64().is_nan() => x,
@@ -60,4 +62,20 @@ fn sigmoid<R: Real>(x: R) -> R {
 /// ln(1 + e^x), without overflow.
 fn softplus<R: Real>(x: R) -> R {
     if x < R::zero() { x.exp().ln_1p() } else { x + (-x).exp().ln_1p() }
+}
+
+#[cfg(feature = "tests")]
+mod tests {
+    use super::*;
+
+    /// An infinite gradient shows the sign of what is next to nothing.
+    #[test]
+    fn the_derivative_of_gelu_tanh_keeps_its_sign_far_out() {
+        for x in [-3.0, -5.0, -9.5, -12.0, -20.0] {
+            let slope = Kind::GeluTanh.derivative::<f64>(x);
+            assert!(slope < 0.0 && slope > -0.02, "{x}: {slope}");
+        }
+        assert_eq!(Kind::GeluTanh.derivative::<f64>(1e30), 1.0);
+        assert!(Kind::GeluTanh.derivative::<f64>(f64::NEG_INFINITY).is_nan());
+    }
 }
