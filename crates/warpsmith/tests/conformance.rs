@@ -13,7 +13,7 @@ use warpsmith::op::KernelInfo;
 use warpsmith::ops;
 
 /// Cases whose references are held at once.
-const TOGETHER: usize = 16;
+const TOGETHER: usize = 64;
 
 /// Judges the kernels of `op` that run on `device`.
 fn prove(op: &'static dyn AnyProvable, device: Device) {

@@ -159,18 +159,18 @@ fn devices() -> Vec<crate::device::Device> {
 /// The types the memory-bound ops compute on.
 pub(crate) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// What `warpsmith new-op` writes: it must go on compiling and passing its checks.
-#[cfg(feature = "tests")]
+/// What `warpsmith new-op` writes: it must go on compiling and passing its checks. Its example runs where it is an op of the library.
+#[cfg(all(feature = "tests", not(doctest)))]
 #[path = "../../../cli/templates/op/mod.rs"]
 mod new_op;
 
 /// The same for `warpsmith new-op --rows`.
-#[cfg(feature = "tests")]
+#[cfg(all(feature = "tests", not(doctest)))]
 #[path = "../../../cli/templates/row-op/mod.rs"]
 #[allow(dead_code, reason = "nobody calls what it is a template of")]
 mod new_row_op;
 
-#[cfg(feature = "tests")]
+#[cfg(all(feature = "tests", not(doctest)))]
 mod tests {
     use super::*;
     use crate::lab::proof::Prepared;
