@@ -51,6 +51,18 @@ fn rows_of<R>(array: &Array<R>) -> usize {
     array.shape[array.shape.len() - 2]
 }
 
+/// The experts of a token that were not dropped, each once, in the order of their first slots, with the weights of their slots.
+fn by_expert<R: Real>(ids: &[R], weights: &[R]) -> Vec<(usize, Vec<R>)> {
+    let mut found: Vec<(usize, Vec<R>)> = Vec::new();
+    for (id, &weight) in ids.iter().map(|id| id.f64()).zip(weights).filter(|(id, _)| *id >= 0.0) {
+        match found.iter_mut().find(|(of, _)| *of == id as usize) {
+            Some((_, weights)) => weights.push(weight),
+            None => found.push((id as usize, vec![weight])),
+        }
+    }
+    found
+}
+
 /// x: [m, hidden], ids and weights: [m, top_k].
 pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Array<R>>> {
     let (x, ids, weights) = (&inputs[X], &inputs[IDS], &inputs[ROUTING]);
@@ -65,13 +77,16 @@ pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arr
     let mut out = Array::zeros(&x.shape);
     for (token, row) in x.rows().enumerate() {
         let sum = &mut out.data[token * hidden..][..hidden];
-        for slot in token * top_k..(token + 1) * top_k {
-            let id = ids.data[slot].f64();
-            if id < 0.0 {
-                continue;
+        for (id, weights) in by_expert(&ids.data[token * top_k..][..top_k], &weights.data[token * top_k..]) {
+            let y = result(&Expert::of(inputs, [W1, W2, B1, B2], id), row, rows_of(&inputs[W1]));
+            let total = weights.iter().fold(R::zero(), |sum, &weight| sum + weight);
+            for (sum, y) in sum.iter_mut().zip(y) {
+                // Slots of one expert have the same error, which their number multiplies: not as errors at random add up.
+                *sum = match total.f64().is_finite() && y.f64().is_finite() {
+                    true => *sum + total * y,
+                    false => weights.iter().fold(*sum, |sum, &weight| sum + weight * y),
+                };
             }
-            let y = result(&Expert::of(inputs, [W1, W2, B1, B2], id as usize), row, rows_of(&inputs[W1]));
-            sum.iter_mut().zip(y).for_each(|(sum, y)| *sum = *sum + weights.data[slot] * y);
         }
         if let Some(shared) = Expert::shared(inputs, [SHARED_W1, SHARED_W2]) {
             let y = result(&shared, row, rows_of(&inputs[SHARED_W1]));
