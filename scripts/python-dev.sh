@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 bin="$PWD/$1/bin"
 # As in the gate, whose build would otherwise be thrown away and made again.
 export CARGO_PROFILE_RELEASE_LTO=off
-PYO3_BUILD_EXTENSION_MODULE=1 cargo build --release --workspace --all-targets
+PYO3_BUILD_EXTENSION_MODULE=1 cargo build --release --workspace --lib --bins --tests --examples
 
 package="$PWD/crates/python/python"
 target=${CARGO_TARGET_DIR:-target}

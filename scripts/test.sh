@@ -44,7 +44,7 @@ took() {
 scripts/lint.sh "$venv"
 took lints
 status=0
-cargo build --release --workspace --all-targets
+cargo build --release --workspace --lib --bins --tests --examples
 took "compiling the tests"
 # The page's tests say so, if there is none.
 wait "$browser" || cat "$browser_log" >&2

@@ -60,6 +60,10 @@ pub trait Real:
     fn or(self, naive: Self) -> Self {
         naive
     }
+    /// One for positive numbers, else zero. For [`Random`] a coin's throw where rounding may decide about the sign.
+    fn step(self) -> Self {
+        Self::of(if self > Self::zero() { 1.0 } else { 0.0 })
+    }
     /// e to the power.
     fn exp(self) -> Self;
     /// ln(1 + x).

@@ -124,6 +124,12 @@ impl Real for Random {
     fn blurred(self, by: f64) -> Self {
         Random { variance: self.variance + by * by / 3.0, ..self }
     }
+    fn step(self) -> Self {
+        // As far from zero, the tolerance of a computed number ends.
+        let certain = self.variance == 0.0 || self.value.abs() > 6.0 * self.deviation();
+        let variance = if certain { 0.0 } else { 0.25 };
+        Random { value: self.value.step(), variance }
+    }
     fn add_products(self, products: &[Self], subnormal: f64) -> Self {
         let sum = products.iter().fold(self, |sum, &product| sum + product);
         let addends = std::iter::once(self.value).chain(products.iter().map(|p| p.value)).chain([subnormal]);

@@ -40,7 +40,7 @@ impl Kind {
             }
             Kind::Silu => sigmoid(x) * (R::one() + x * (R::one() - sigmoid(x))),
             Kind::Relu if x.f64().is_nan() => x,
-            Kind::Relu => R::of(if x > R::zero() { 1.0 } else { 0.0 }),
+            Kind::Relu => x.step(),
             Kind::Mish => {
                 let t = softplus(x).tanh();
                 t + x * sigmoid(x) * (R::one() - t * t)
@@ -67,6 +67,18 @@ fn softplus<R: Real>(x: R) -> R {
 #[cfg(feature = "tests")]
 mod tests {
     use super::*;
+    use crate::lab::reference::Random;
+
+    /// Rounding may have given a computed number next to zero either sign; one that was given has its own.
+    #[test]
+    fn the_slope_of_relu_is_uncertain_where_the_sign_is() {
+        let given = Random::of(1e-9);
+        assert_eq!(Kind::Relu.derivative(given).deviation(), 0.0);
+        let cancelled = Random::of(1.0).blurred(1e-8) - Random::of(1.0 - 1e-9);
+        assert_eq!(Kind::Relu.derivative(cancelled).deviation(), 0.5);
+        let far = Random::of(1.0).blurred(1e-8) - Random::of(0.5);
+        assert_eq!(Kind::Relu.derivative(far).deviation(), 0.0);
+    }
 
     /// An infinite gradient shows the sign of what is next to nothing.
     #[test]

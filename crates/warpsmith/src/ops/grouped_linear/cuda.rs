@@ -115,9 +115,9 @@ fn most_tiles(rows: usize, groups: usize, tile: usize) -> usize {
     rows / tile + rows.min(groups + 1)
 }
 
-/// Columns of the result in a tile of `rows` rows of `w`.
+/// Columns of the result in a tile of `rows` rows of `w`. Never zero: experts without hidden units have products without columns.
 pub(super) fn columns(p: &Problem, rows: usize) -> usize {
-    rows * p.product.n / p.product.weight_rows().max(1)
+    (rows * p.product.n / p.product.weight_rows().max(1)).max(1)
 }
 
 pub(super) const THREADS: u32 = 256;
