@@ -350,6 +350,22 @@ mod tests {
     }
 
     #[test]
+    fn errors_of_both_factors_count_where_one_has_cancelled() {
+        let cancelled = Random::of(5.0).blurred(1.0) - Random::of(5.0);
+        let deviation = |error: f64| (Random::of(1.0).blurred(error) * cancelled).deviation();
+        assert!((deviation(0.0) / cancelled.deviation() - 1.0).abs() < 1e-5);
+        let both = (deviation(0.0).powi(2) + 4.0 / 9.0).sqrt();
+        assert!((deviation(2.0) / both - 1.0).abs() < 1e-5);
+    }
+
+    #[test]
+    fn what_may_overflow_when_it_is_stored_is_uncertain() {
+        let stored = |value: f64| Random::of(value).blurred(100.0).stored().deviation();
+        storing_as(DType::F16, || assert!(stored(65400.0).is_infinite() && stored(-65000.0) < 100.0));
+        storing_as(DType::BF16, || assert!(stored(65400.0) < 200.0));
+    }
+
+    #[test]
     fn tensor_cores_align_subnormal_factors_as_if_they_were_normal() {
         let of = |a: f64, b: f64| subnormal_product([(a, b), (1.0, 1.0)].into_iter());
         storing_as(DType::F16, || {

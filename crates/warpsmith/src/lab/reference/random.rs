@@ -1,7 +1,7 @@
 //! How well conditioned a result is.
 
 use super::{FLUSHES, Real, STORED_AS, flushes, tensor_unit};
-use crate::tensor::DType::F32;
+use crate::tensor::DType::{self, F32};
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 /// The exact value together with the variance of the error of [`Naive`] arithmetic, if every rounding errs at
@@ -67,7 +67,9 @@ impl Sub for Random {
 impl Mul for Random {
     type Output = Self;
     fn mul(self, other: Self) -> Self {
-        let variance = carried(other.value, self.variance) + carried(self.value, other.variance);
+        // What both errors make together counts where a factor has cancelled.
+        let both = carried(1.0, self.variance * other.variance);
+        let variance = carried(other.value, self.variance) + carried(self.value, other.variance) + both;
         Random::rounded(self.value * other.value, variance)
     }
 }
@@ -97,6 +99,10 @@ impl Real for Random {
     #[inline]
     fn stored(self) -> Self {
         let dtype = STORED_AS.get();
+        // Near the largest number of f16 there is no telling whether it becomes infinite.
+        if dtype == DType::F16 && self.value.abs() + 6.0 * self.deviation() > dtype.max_finite() {
+            return Random { variance: f64::INFINITY, ..self };
+        }
         let rounding = rounding(self.value, dtype.unit_roundoff(), dtype.smallest_subnormal() / 2.0);
         Random { variance: self.variance + rounding, ..self }
     }
