@@ -81,13 +81,14 @@ class PrefixRouter(RequestRouter):
     def initialize_state(self, imbalance: int = 16) -> None:  # type: ignore[override]
         self._imbalance = imbalance
         self._prefixes = Prefixes()
-        # Requests that this router has sent to each replica and that have not ended.
-        self._open: dict[str, int] = {}
+        # Requests that this router has sent to each replica and that have not ended, by their names: Ray also says that
+        # those have ended which a replica refused, or which it never reached.
+        self._open: dict[str, set[str]] = {}
         # Where requests will go that were not sent yet, and since when: those that come at the same time count too.
         self._chosen: dict[str, tuple[str, float]] = {}
 
     def _load(self, replica: str) -> int:
-        return self._open.get(replica, 0) + sum(name == replica for name, _ in self._chosen.values())
+        return len(self._open.get(replica, ())) + sum(name == replica for name, _ in self._chosen.values())
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
@@ -96,7 +97,7 @@ class PrefixRouter(RequestRouter):
             del self._open[gone]
             self._prefixes.forget(gone)
         for name in names:
-            self._open.setdefault(name, 0)
+            self._open.setdefault(name, set())
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -120,15 +121,13 @@ class PrefixRouter(RequestRouter):
         return [[by_name[name]] for name in names]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        name = str(replica_id)
-        self._chosen.pop(pending_request.metadata.internal_request_id, None)
-        self._open[name] = self._open.get(name, 0) + 1
+        name, request = str(replica_id), pending_request.metadata.internal_request_id
+        self._chosen.pop(request, None)
+        self._open.setdefault(name, set()).add(request)
         self._prefixes.add(self._blocks(pending_request), name)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        name = str(replica_id)
-        if self._open.get(name):
-            self._open[name] -= 1
+        self._open.get(str(replica_id), set()).discard(internal_request_id)
 
     @staticmethod
     def _blocks(pending_request: PendingRequest | None) -> list[bytes]:
