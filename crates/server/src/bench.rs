@@ -41,6 +41,8 @@ pub struct Load {
 struct Done {
     /// Why it failed.
     error: Option<String>,
+    /// It was refused with 429, as a server with enough to do should.
+    is_refused: bool,
     first: Duration,
     gaps: Vec<Duration>,
     whole: Duration,
@@ -136,6 +138,8 @@ async fn one(target: &Target, load: &Load, body: &Value) -> Done {
         Err(error) => done.error = Some(error.to_string()),
         Ok(answer) if answer.status != 200 => {
             let message = answer.json()["error"]["message"].as_str().unwrap_or_default().to_owned();
+            // Who is not told when to come again comes again at once.
+            done.is_refused = answer.status == 429 && answer.headers.contains_key("retry-after");
             done.error = Some(format!("{}: {message}", answer.status));
         }
         Ok(_) if texts == 0 && done.error.is_none() => done.error = Some("an empty answer".into()),
@@ -147,7 +151,91 @@ async fn one(target: &Target, load: &Load, body: &Value) -> Done {
     done
 }
 
+/// A server at its capacity, and under many times as many requests as it can serve.
+#[derive(Debug, Clone)]
+pub struct Overload {
+    /// As many requests as fill its places, each followed by the next.
+    pub full: Report,
+    /// Those that come however many are there already, at `factor` times the rate that it has served.
+    pub over: Report,
+    factor: f64,
+}
+
+/// Measures what is left of a server's goodput when `factor` times as many requests come as it can serve: first what it serves
+/// with its places full, and then for about as long under the larger load. `load` says how many places that are; its rate is not
+/// used.
+///
+/// # Errors
+/// If not one request of the first part was served.
+pub async fn overload(target: &Target, load: &Load, factor: f64) -> Result<Overload, String> {
+    let full = run(target, &Load { rate: f64::INFINITY, ..load.clone() }).await;
+    let rate = full.throughput() * factor;
+    if rate <= 0.0 {
+        return Err(format!("no request was served: {}", full.failures().1.unwrap_or("there are none")));
+    }
+    let count = (load.count as f64 * factor).ceil() as usize;
+    // Other prompts: those of before may be cached.
+    let seed = load.seed.wrapping_add(1);
+    let over = run(target, &Load { count, rate, concurrency: None, seed, ..load.clone() }).await;
+    Ok(Overload { full, over, factor })
+}
+
+impl Overload {
+    /// What is left of the goodput: 1 if the load takes nothing from it.
+    pub fn kept(&self) -> f64 {
+        self.over.goodput() / self.full.goodput().max(f64::MIN_POSITIVE)
+    }
+
+    /// Both reports, and what they come to.
+    pub fn json(&self, percentiles: &[f64]) -> Value {
+        json!({
+            "factor": self.factor,
+            "capacity": self.full.json(percentiles),
+            "overload": self.over.json(percentiles),
+            "refused": self.over.refused(),
+            "goodput_kept": self.kept(),
+        })
+    }
+}
+
 impl Report {
+    fn seconds(&self) -> f64 {
+        self.duration.as_secs_f64().max(1e-9)
+    }
+
+    /// Requests that were served in a second.
+    pub fn throughput(&self) -> f64 {
+        self.done.iter().filter(|done| done.error.is_none()).count() as f64 / self.seconds()
+    }
+
+    /// Requests that were served in a second and kept the limits of the load, if it has any.
+    pub fn goodput(&self) -> f64 {
+        self.done.iter().filter(|done| done.error.is_none() && self.is_good(done)).count() as f64
+            / self.seconds()
+    }
+
+    /// Requests that were told to come again later.
+    pub fn refused(&self) -> usize {
+        self.done.iter().filter(|done| done.is_refused).count()
+    }
+
+    /// Requests that failed in another way, and why the first of them did.
+    pub fn broken(&self) -> (usize, Option<&str>) {
+        let mut broken =
+            self.done.iter().filter(|done| !done.is_refused).filter_map(|done| done.error.as_deref());
+        let first = broken.next();
+        (first.iter().count() + broken.count(), first)
+    }
+
+    /// Whether a request kept the limits of the load.
+    fn is_good(&self, done: &Done) -> bool {
+        let [first, each, whole] = self.load.goodput;
+        let keeps = |limit: Option<f64>, time: f64| limit.is_none_or(|limit| time <= limit);
+        keeps(first, ms(done.first))
+            && keeps(each, per_token(done).unwrap_or(0.0))
+            && keeps(whole, ms(done.whole))
+    }
+
     /// Requests that failed, and why the first of them did.
     pub fn failures(&self) -> (usize, Option<&str>) {
         let mut errors = self.done.iter().filter_map(|done| done.error.as_deref());
@@ -158,21 +246,9 @@ impl Report {
     /// The figures, under vLLM's names.
     pub fn json(&self, percentiles: &[f64]) -> Value {
         let good: Vec<&Done> = self.done.iter().filter(|done| done.error.is_none()).collect();
-        let seconds = self.duration.as_secs_f64().max(1e-9);
+        let seconds = self.seconds();
         let sum = |count: fn(&Done) -> usize| good.iter().map(|done| count(done)).sum::<usize>();
         let (input, output) = (sum(|done| done.prompt), sum(|done| done.output));
-        let ms = |time: Duration| time.as_secs_f64() * 1e3;
-        let tpot = |done: &Done| {
-            let rest = done.whole.saturating_sub(done.first);
-            (done.output > 1).then(|| ms(rest) / (done.output - 1) as f64)
-        };
-        let [first, each, whole] = self.load.goodput;
-        let keeps = |limit: Option<f64>, time: f64| limit.is_none_or(|limit| time <= limit);
-        let kept = good.iter().filter(|done| {
-            keeps(first, ms(done.first))
-                && keeps(each, tpot(done).unwrap_or(0.0))
-                && keeps(whole, ms(done.whole))
-        });
         let has_goal = self.load.goodput.iter().any(Option::is_some);
         let rate = if self.load.rate.is_finite() { json!(self.load.rate) } else { json!("inf") };
         let mut report = json!({
@@ -186,8 +262,8 @@ impl Report {
             "failed": self.done.len() - good.len(),
             "total_input_tokens": input,
             "total_output_tokens": output,
-            "request_throughput": good.len() as f64 / seconds,
-            "request_goodput": has_goal.then(|| kept.count() as f64 / seconds),
+            "request_throughput": self.throughput(),
+            "request_goodput": has_goal.then(|| self.goodput()),
             "output_throughput": output as f64 / seconds,
             "total_token_throughput": (input + output) as f64 / seconds,
         });
@@ -195,12 +271,22 @@ impl Report {
             let times =
                 |of: &dyn Fn(&Done) -> Vec<f64>| good.iter().flat_map(|done| of(done)).collect::<Vec<f64>>();
             add(report, "ttft", times(&|done| vec![ms(done.first)]), percentiles);
-            add(report, "tpot", times(&|done| tpot(done).into_iter().collect()), percentiles);
+            add(report, "tpot", times(&|done| per_token(done).into_iter().collect()), percentiles);
             add(report, "itl", times(&|done| done.gaps.iter().map(|gap| ms(*gap)).collect()), percentiles);
             add(report, "e2el", times(&|done| vec![ms(done.whole)]), percentiles);
         }
         report
     }
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// Milliseconds of each token after the first, if there are any.
+fn per_token(done: &Done) -> Option<f64> {
+    let rest = done.whole.saturating_sub(done.first);
+    (done.output > 1).then(|| ms(rest) / (done.output - 1) as f64)
 }
 
 /// Mean, median, deviation and percentiles of some times.
@@ -237,7 +323,7 @@ mod tests {
             whole: Duration::from_millis(first + gaps.iter().sum::<u64>()),
             prompt: 10,
             output: gaps.len() + 1,
-            error: None,
+            ..Done::default()
         };
         let load = Load {
             endpoint: "/v1/completions".into(),
@@ -277,5 +363,13 @@ mod tests {
             assert!((json[name].as_f64().unwrap() - expected).abs() < 1e-9, "{name}: {}", json[name]);
         }
         assert_eq!(json["request_rate"], "inf");
+        // Ten times as many for as long: half of the goodput is left, and a refusal is no failure.
+        let mut over = Report { duration: Duration::from_secs(4), ..report.clone() };
+        over.done.push(Done { error: Some("429".into()), is_refused: true, ..Done::default() });
+        assert_eq!((over.refused(), over.broken(), over.failures().0), (1, (1, Some("no")), 2));
+        let overload = Overload { full: report, over, factor: 10.0 };
+        let json = overload.json(&[]);
+        assert_eq!((overload.kept(), &json["goodput_kept"], &json["refused"]), (0.5, &json!(0.5), &json!(1)));
+        assert_eq!(json["overload"]["request_goodput"], 0.25);
     }
 }

@@ -51,6 +51,11 @@ pub struct Args {
     /// Limits that good requests keep, in milliseconds: `ttft:500`, `tpot:50`, `e2el:5000`; can be repeated
     #[arg(long, value_name = "NAME:MS")]
     goodput: Vec<String>,
+    /// Measure the server with all its places taken, and then under this many times as many requests as it has served: what is
+    /// left of the goodput, and how many requests were refused. Places are --max-concurrency [default: as many as the server
+    /// runs at once]
+    #[arg(long, value_name = "FACTOR", value_parser = factor, conflicts_with = "request_rate")]
+    overload: Option<f64>,
     /// Percentiles to tell, separated by commas
     #[arg(long, value_name = "PERCENT", value_delimiter = ',', default_value = "99")]
     metric_percentiles: Vec<f64>,
@@ -70,12 +75,20 @@ Examples:
   warpsmith bench-serve
   warpsmith bench-serve --num-prompts 64 --max-concurrency 8 --random-input-len 256 --random-output-len 64
   warpsmith bench-serve --request-rate 4 --goodput ttft:500 --goodput tpot:50 --json
+  warpsmith bench-serve --num-prompts 500 --overload 10 --goodput e2el:20000
   warpsmith bench-serve --base-url http://other:8000 --endpoint /v1/chat/completions --model NAME";
 
 fn rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(rate) if rate > 0.0 => Ok(rate),
         _ => Err(format!("expected requests in a second above 0, or `inf`, got `{text}`")),
+    }
+}
+
+fn factor(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(factor) if (1.0..=1000.0).contains(&factor) => Ok(factor),
+        _ => Err(format!("expected a number from 1 to 1000, got `{text}`")),
     }
 }
 
@@ -103,20 +116,30 @@ pub fn run(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
         return Err("--random-prefix-len: expected fewer tokens than --random-input-len".into());
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let (report, failures) = runtime.block_on(measure(args, &target, goodput))?;
+    let Measured { report, failed, why } = runtime.block_on(measure(args, &target, goodput))?;
     if let Some(path) = &args.result_filename {
         replace(path, format!("{report:#}\n").as_bytes())?;
     }
     print(&if args.json { format!("{report:#}\n") } else { table(&report) })?;
-    match failures {
+    match why {
         None => Ok(ExitCode::SUCCESS),
         Some(why) => {
-            eprintln!(
-                "error: {} of {} requests failed, the first with: {why}",
-                report["failed"], args.num_prompts
-            );
+            eprintln!("error: {failed} requests failed, the first with: {why}");
             Ok(ExitCode::FAILURE)
         }
+    }
+}
+
+/// The figures, and the requests that failed without being asked to.
+struct Measured {
+    report: Value,
+    failed: usize,
+    why: Option<String>,
+}
+
+impl Measured {
+    fn new(report: Value, (failed, why): (usize, Option<&str>)) -> Measured {
+        Measured { report, failed, why: why.map(String::from) }
     }
 }
 
@@ -124,7 +147,7 @@ async fn measure(
     args: &Args,
     target: &Target,
     goodput: [Option<f64>; 3],
-) -> Result<(Value, Option<String>), Box<dyn std::error::Error>> {
+) -> Result<Measured, Box<dyn std::error::Error>> {
     let unreachable = |error| format!("no answer from {}: {error}", args.base_url);
     let models = target.send("GET", "/v1/models", None).await.map_err(unreachable)?;
     if models.status != 200 && args.model.is_none() {
@@ -156,16 +179,29 @@ async fn measure(
     if let (1.., Some(why)) = warm.failures() {
         return Err(format!("the first request failed: {why}").into());
     }
+    if let Some(factor) = args.overload {
+        let places = info["engine"]["max_running_requests"].as_u64().map(|places| places as usize);
+        let concurrency = args.max_concurrency.or(places).ok_or("--overload: give --max-concurrency")?;
+        if args.num_prompts < concurrency {
+            let told = format!("--num-prompts: expected at least {concurrency}, the places of the server");
+            return Err(told.into());
+        }
+        let load = Load { concurrency: Some(concurrency), ..load };
+        let overload = bench::overload(target, &load, factor).await?;
+        // To be refused is what these requests are for.
+        let ((full, first), (over, second)) = (overload.full.failures(), overload.over.broken());
+        return Ok(Measured::new(overload.json(&args.metric_percentiles), (full + over, first.or(second))));
+    }
     let report = bench::run(target, &load).await;
-    let failure = report.failures().1.map(String::from);
-    Ok((report.json(&args.metric_percentiles), failure))
+    Ok(Measured::new(report.json(&args.metric_percentiles), report.failures()))
 }
 
-/// The figures as lines.
+/// The figures as lines; those of a part behind its name.
 fn table(report: &Value) -> String {
     let lines = report.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
     lines
         .map(|(name, value)| match value.as_f64().filter(|_| !value.is_u64()) {
+            _ if value.is_object() => format!("{name}:\n{}", table(value)),
             Some(number) => format!("{name:<24} {number:>14.2}\n"),
             None => format!("{name:<24} {:>14}\n", value.to_string().trim_matches('"')),
         })

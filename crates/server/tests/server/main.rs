@@ -3,6 +3,7 @@
 mod adapters;
 mod embeddings;
 mod formats;
+mod goodput;
 mod harness;
 mod life;
 mod malformed;
