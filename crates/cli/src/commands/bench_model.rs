@@ -3,6 +3,7 @@
 mod report;
 mod runs;
 
+use super::serve;
 use crate::model::{ModelArgs, at_least_one};
 use crate::source::{self, Source};
 use report::{Form, Report, Row};
@@ -38,6 +39,15 @@ pub struct Args {
     /// Requests of the workload
     #[arg(long, value_name = "REQUESTS", default_value_t = 256, requires = "workload", value_parser = at_least_one())]
     requests: usize,
+    /// Tokens of each prompt of the workload `serve`
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, requires = "workload", value_parser = at_least_one())]
+    random_input_len: usize,
+    /// Tokens of each answer of the workload `serve`
+    #[arg(long, value_name = "TOKENS", default_value_t = 128, requires = "workload", value_parser = at_least_one())]
+    random_output_len: usize,
+    /// Outputs that the workload `serve` generates at the same time
+    #[arg(long, value_name = "COUNT", default_value_t = serve::MAX_RUNNING, requires = "workload", value_parser = at_least_one())]
+    max_running_requests: usize,
     /// Also compare the first token of a prompt of this many tokens and a few more with that of a second one with the same
     /// beginning; can be repeated
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
@@ -54,6 +64,9 @@ pub struct Args {
 enum Workload {
     /// That of nano-vllm: prompts and answers of 100 to 1024 tokens, all lengths as likely, temperature 0.6
     NanoVllm,
+    /// Requests of equal lengths, greedily, in an engine as `serve` has it: what is left between this and the figures of
+    /// `bench-serve` with the same lengths is what HTTP costs
+    Serve,
 }
 
 const EXAMPLES: &str = "\
@@ -62,6 +75,7 @@ Examples:
   warpsmith bench-model --model model.gguf -p 128,512 -n 32 -r 3 -o json --threads 4
   warpsmith bench-model --random qwen3-0.6b --device cuda --batch 1,32,128
   warpsmith bench-model --random qwen3-8b --device cuda -p 0 -n 0 --workload nano-vllm
+  warpsmith bench-model --random qwen3-8b --device cuda -p 0 -n 0 --workload serve --requests 256
   warpsmith bench-model --random config.json --prefix 8192";
 
 impl Args {
@@ -70,6 +84,8 @@ impl Args {
         let workload = match self.workload {
             // As nano-vllm has it.
             Some(Workload::NanoVllm) => [self.requests.min(512), 16384.min(1024 * self.requests)],
+            // Other rows would change its steps, and it theirs.
+            Some(Workload::Serve) => return serve::engine_options(self.max_running_requests, None, None),
             None => [1, 1],
         };
         let most = |list: &[usize]| list.iter().copied().max().unwrap_or(0);
@@ -111,10 +127,17 @@ fn measure_all(args: &Args) -> Result<ExitCode> {
             rows.push(Row::new(format!("tg{tokens}{at}"), count * tokens, &seconds, tokens));
         }
     }
-    if let Some(Workload::NanoVllm) = args.workload {
-        let requests = Requests::nano_vllm(args.requests);
-        let seconds = measure(1, |run| time(&mut engine, &requests, run))?;
-        let row = Row::new("nano-vllm".into(), requests.output_tokens(), &seconds, 1);
+    let workload = match args.workload {
+        Some(Workload::NanoVllm) => Some((Requests::nano_vllm(args.requests), "nano-vllm", 1)),
+        Some(Workload::Serve) => {
+            let (input, output) = (args.random_input_len, args.random_output_len);
+            Some((Requests::alike(args.requests, input, output), "serve", runs))
+        }
+        None => None,
+    };
+    if let Some((requests, name, runs)) = workload {
+        let seconds = measure(runs, |run| time(&mut engine, &requests, run))?;
+        let row = Row::new(name.into(), requests.output_tokens(), &seconds, 1);
         rows.push(row.reading(requests.reads()));
     }
     for &tokens in &args.prefix {

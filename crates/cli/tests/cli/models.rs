@@ -35,6 +35,17 @@ fn a_model_is_measured_in_rows_of_prompts_and_tokens() {
     for row in rows.as_array().unwrap() {
         assert!(row["mean"].as_f64().unwrap() > 0.0 && row["samples"].as_array().unwrap().len() == 2);
     }
+    // As `serve` would run them.
+    let words = ["-p", "0", "-n", "0", "-r", "1", "-o", "json", "--workload", "serve", "--requests", "6"];
+    let lengths = ["--random-input-len", "20", "--random-output-len", "5", "--max-running-requests", "4"];
+    let rows = parse(&succeeds(&[&["bench-model", "--model", RANDOM][..], &words, &lengths].concat()));
+    let row = &rows.as_array().unwrap()[0];
+    let seconds = row["milliseconds"].as_f64().unwrap() / 1e3;
+    assert_eq!(row["test"], "serve");
+    assert!(
+        (row["mean"].as_f64().unwrap() * seconds / 30.0 - 1.0).abs() < 1e-6,
+        "all tokens of all answers: {row}"
+    );
     let table = succeeds(&[&["bench-model", "--model", RANDOM][..], &sizes].concat());
     assert!(table.starts_with("| model |") && table.contains("| pp32 |"), "{table}");
 }

@@ -48,7 +48,7 @@ pub struct Args {
     #[arg(long, value_name = "KEY")]
     api_key: Vec<String>,
     /// The most outputs that are generated at the same time
-    #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = at_least_one(), alias = "max-num-seqs")]
+    #[arg(long, value_name = "COUNT", default_value_t = MAX_RUNNING, value_parser = at_least_one(), alias = "max-num-seqs")]
     max_running_requests: usize,
     /// The most outputs that wait beyond those; further requests get 429
     #[arg(long, value_name = "COUNT", default_value_t = 256)]
@@ -59,7 +59,7 @@ pub struct Args {
     /// The most tokens of one prompt in a step [default: 512]
     #[arg(long, value_name = "TOKENS", value_parser = at_least_one())]
     chunked_prefill_size: Option<usize>,
-    /// Tokens whose keys and values are kept [default: by the memory]
+    /// Tokens whose keys and values are kept [default: on a GPU by the memory, on the CPU two contexts]
     #[arg(long, value_name = "TOKENS", value_parser = at_least_one())]
     max_total_tokens: Option<usize>,
     /// Tokens of a page, from 1 to 256 [default: 16 on the CPU, 64 on a GPU]
@@ -120,6 +120,9 @@ Examples:
   curl http://127.0.0.1:30000/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'";
 
+/// Outputs that are generated at the same time.
+pub const MAX_RUNNING: usize = 64;
+
 /// The default model, as `scripts/model.sh` fetches it.
 const DEFAULT: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 
@@ -155,6 +158,17 @@ fn default_model() -> Result<PathBuf> {
         path.display()
     );
     Err(warpsmith::Error::parse("model", expected, "nothing").into())
+}
+
+/// The engine of a server: the most outputs at the same time, tokens of a step, and tokens of one prompt in it.
+pub fn engine_options(max_running: usize, tokens: Option<usize>, chunk: Option<usize>) -> EngineOptions {
+    let tokens = tokens.unwrap_or(1024.max(max_running));
+    EngineOptions {
+        max_running,
+        max_batch_tokens: tokens,
+        max_chunk: chunk.unwrap_or(512).min(tokens),
+        ..EngineOptions::default()
+    }
 }
 
 impl Args {
@@ -211,14 +225,9 @@ impl Args {
 
     /// How the model is opened.
     fn open_options(&self) -> OpenOptions {
-        let tokens = self.max_prefill_tokens.unwrap_or(1024.max(self.max_running_requests));
-        let engine = EngineOptions {
-            max_running: self.max_running_requests,
-            max_batch_tokens: tokens,
-            max_chunk: self.chunked_prefill_size.unwrap_or(512).min(tokens),
-            prefix_cache: !self.disable_radix_cache,
-            ..EngineOptions::default()
-        };
+        let engine =
+            engine_options(self.max_running_requests, self.max_prefill_tokens, self.chunked_prefill_size);
+        let engine = EngineOptions { prefix_cache: !self.disable_radix_cache, ..engine };
         OpenOptions {
             pool_tokens: self.max_total_tokens,
             page_size: self.page_size,
