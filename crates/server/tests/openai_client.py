@@ -1,11 +1,11 @@
-"""The OpenAI client, unmodified, against a server of ours.
+"""The OpenAI client and LangChain, unmodified, against a server of ours.
 
 Starts `warpsmith serve` with a small model of random weights, or with the model named on the command line, and asks for
 everything that clients ask for. What a random model says is noise, so answers are judged by their form alone.
 
 usage: openai_client.py WARPSMITH [MODEL] [--required]
 
-Without the client nothing is checked, which is a failure with `--required`.
+Without the clients nothing is checked, which is a failure with `--required`.
 """
 
 import array
@@ -22,12 +22,14 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from importlib.metadata import version
 
 try:
     import openai
+    from langchain_openai import ChatOpenAI, OpenAIEmbeddings
     from openai import OpenAI
-except ImportError:
-    print("skipped: the Python package openai is not installed here", file=sys.stderr)
+except ImportError as error:
+    print(f"skipped: the Python package {error.name} is not installed here", file=sys.stderr)
     sys.exit("--required" in sys.argv)
 
 KEY = "a-key"
@@ -215,16 +217,39 @@ def check_errors(client: OpenAI, url: str, model: str) -> None:
         assert error.code == "invalid_api_key", error
 
 
-def check_litellm(url: str, model: str) -> None:
-    """LiteLLM, where it is installed."""
-    try:
-        import litellm
-    except ImportError:
-        return
-    answer = litellm.completion(
-        model=f"openai/{model}", messages=USER, api_base=f"{url}/v1", api_key=KEY, max_tokens=8, stream=True
-    )
-    assert len(list(answer)) > 0
+def check_langchain(url: str, model: str) -> None:
+    address = {"model": model, "base_url": f"{url}/v1", "api_key": KEY}
+    chat = ChatOpenAI(**address, max_tokens=8, temperature=0, stream_usage=True)
+    answer = chat.invoke("Say hello.")
+    assert answer.usage_metadata is not None and 0 < answer.usage_metadata["output_tokens"] <= 8, answer
+    first, *others = chat.stream("Say hello.")
+    whole = first
+    for part in others:
+        whole = whole + part
+    assert whole.content == answer.content and whole.usage_metadata is not None, whole
+    assert whole.usage_metadata["output_tokens"] == answer.usage_metadata["output_tokens"]
+    assert len(chat.batch(["a", "b", "c"])) == 3
+
+    # It wants to know what a schema is called.
+    schema = {"title": "thing", "description": "A thing.", **SCHEMA}
+    patient = ChatOpenAI(**address, max_tokens=200, seed=1)
+    answer = patient.bind_tools([TOOL], tool_choice="required", parallel_tool_calls=False).invoke("x")
+    (call,) = answer.tool_calls
+    assert call["name"] == "lamp" and isinstance(call["args"]["even"], bool), answer
+    for method in ("json_schema", "function_calling"):
+        thing = patient.with_structured_output(schema, method=method).invoke("x")
+        assert thing["colour"] in ("red", "green") and isinstance(thing["even"], bool), (method, thing)
+
+    responses = ChatOpenAI(**address, max_tokens=200, use_responses_api=True)
+    thing = responses.with_structured_output(schema, method="json_schema").invoke("x")
+    assert thing["colour"] in ("red", "green"), thing
+    parts = list(responses.stream("Say hello.", max_tokens=8))
+    assert len(parts) > 1 and parts[-1].usage_metadata is not None, parts
+
+    # Texts as they are: its own tokens are those of OpenAI's models.
+    vectors = OpenAIEmbeddings(**address, check_embedding_ctx_length=False).embed_documents(["a", "b c", "a"])
+    assert len(vectors) == 3 and vectors[0] == vectors[2] != vectors[1]
+    assert abs(sum(x * x for x in vectors[0]) - 1) < 1e-3
 
 
 def check_all(program: str, path: str) -> None:
@@ -241,12 +266,12 @@ def check_all(program: str, path: str) -> None:
         check_structure(client, "m")
         check_responses(client, "m")
         check_errors(client, url, "m")
-        check_litellm(url, "m")
+        check_langchain(url, "m")
     finally:
         server.terminate()
         status = server.wait(timeout=60)
     assert status == 0, status
-    print(f"openai {openai.__version__}: all checks passed")
+    print(f"openai {openai.__version__}, langchain-openai {version('langchain-openai')}: all checks passed")
 
 
 def main() -> None:
