@@ -14,6 +14,7 @@ use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,6 +31,8 @@ const MAX_STATES: usize = 50_000;
 const SPACE: &str = "( |\\n[ ]{0,16})?";
 /// Brackets inside one another in a regular expression or a grammar, for each level that a schema may have.
 const BRACKETS_PER_LEVEL: usize = 4;
+/// How many times as long as one schema those of all tools may be, if one of them must be called.
+const CALLS_PER_SCHEMA: usize = 4;
 
 /// What an answer must look like.
 #[derive(Debug, Clone, PartialEq)]
@@ -77,6 +80,31 @@ impl Form {
         Ok(())
     }
 
+    /// Whether the grammar of calls that an answer must have is within limits: the schemas of its tools were checked one by one.
+    ///
+    /// # Errors
+    /// If they are too long together.
+    pub fn check_calls(&self, path: &str, limits: &Limits) -> Result<()> {
+        let (bytes, most) = (self.text().len(), CALLS_PER_SCHEMA * limits.max_grammar);
+        match bytes <= most {
+            true => Ok(()),
+            false => Err(ApiError::field(
+                path,
+                format!(
+                    "the schemas of tools of which one must be called have {bytes} bytes together; at most {most} are possible"
+                ),
+            )),
+        }
+    }
+
+    /// All of it.
+    fn text(&self) -> Cow<'_, str> {
+        match self {
+            Form::Schema(schema) => schema.to_string().into(),
+            Form::Regex(text) | Form::Lark(text) => text.into(),
+        }
+    }
+
     fn grammar(&self) -> TopLevelGrammar {
         match self {
             Form::Schema(schema) => TopLevelGrammar::from_json_schema(laid_out(schema)),
@@ -86,12 +114,12 @@ impl Form {
     }
 
     fn key(&self) -> [u8; 32] {
-        let (kind, text) = match self {
-            Form::Schema(schema) => (b's', schema.to_string()),
-            Form::Regex(text) => (b'r', text.clone()),
-            Form::Lark(text) => (b'l', text.clone()),
+        let kind = match self {
+            Form::Schema(_) => b's',
+            Form::Regex(_) => b'r',
+            Form::Lark(_) => b'l',
         };
-        *blake3::Hasher::new().update(&[kind]).update(text.as_bytes()).finalize().as_bytes()
+        *blake3::Hasher::new().update(&[kind]).update(self.text().as_bytes()).finalize().as_bytes()
     }
 }
 

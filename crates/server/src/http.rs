@@ -16,11 +16,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// Reads the body of a request, a JSON object.
+/// Reads the body of a request that says it is JSON.
 ///
 /// # Errors
-/// If it is too long, too slow, or no JSON.
-pub async fn read_json(request: Request, limits: &Limits) -> Result<Map<String, Value>> {
+/// If it is too long or too slow.
+pub async fn read_body(request: Request, limits: &Limits) -> Result<Bytes> {
     let kind = request.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
     let essence = kind.split(|&byte| byte == b';').next().unwrap_or_default().trim_ascii();
     if !essence.eq_ignore_ascii_case(b"application/json") {
@@ -36,16 +36,24 @@ pub async fn read_json(request: Request, limits: &Limits) -> Result<Map<String, 
         return Err(too_long());
     }
     let body = Limited::new(request.into_body(), limits.max_body).collect();
-    let collected = match tokio::time::timeout(limits.body_timeout, body).await {
+    match tokio::time::timeout(limits.body_timeout, body).await {
         Err(_) => {
             let told = format!("the body did not arrive within {} s", limits.body_timeout.as_secs_f64());
-            return Err(ApiError::timeout(told));
+            Err(ApiError::timeout(told))
         }
-        Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => return Err(too_long()),
-        Ok(Err(error)) => return Err(ApiError::invalid(format!("the body cannot be read: {error}"))),
-        Ok(Ok(collected)) => collected.to_bytes(),
-    };
-    fields::parse(&collected, limits.max_depth)
+        Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => Err(too_long()),
+        Ok(Err(error)) => Err(ApiError::invalid(format!("the body cannot be read: {error}"))),
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+    }
+}
+
+/// The object that is the body of a request. As values it takes many times its memory, so this belongs on the thread that
+/// prepares the request: there are few of them, and what waits for one is still text.
+///
+/// # Errors
+/// If it is no JSON.
+pub fn parse(body: &[u8], limits: &Limits) -> Result<Map<String, Value>> {
+    fields::parse(body, limits.max_depth)
 }
 
 /// JSON as an answer.

@@ -31,7 +31,8 @@ impl Keys {
     /// Without keys everybody is served.
     pub fn new(keys: &[String]) -> Keys {
         let secret = secret();
-        let digest = |key: &String| *blake3::keyed_hash(&secret, key.as_bytes()).as_bytes();
+        // Headers lose the space around a key, and files that keys are read from often end with a line break.
+        let digest = |key: &String| *blake3::keyed_hash(&secret, key.trim().as_bytes()).as_bytes();
         Keys { secret, digests: keys.iter().map(digest).collect() }
     }
 
@@ -103,7 +104,7 @@ mod tests {
 
     #[test]
     fn each_key_is_a_tenant_with_salts_of_its_own() {
-        let keys = Keys::new(&["alpha".into(), "beta".into()]);
+        let keys = Keys::new(&["alpha".into(), " beta\n".into()]);
         let tenant = |value: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(header::AUTHORIZATION, value.parse().unwrap());

@@ -16,6 +16,10 @@ pub struct Tool {
     pub name: String,
     /// The JSON schema of its arguments.
     pub parameters: Value,
+    /// What it does.
+    pub description: Option<String>,
+    /// Whether the request wants its arguments to fit the schema.
+    pub strict: bool,
 }
 
 /// Which tools the model may, or must, call.
@@ -180,7 +184,7 @@ pub fn tools(fields: &Fields<'_>, limits: &Limits) -> Result<(Vec<Value>, Vec<To
             return Err(function.error("name", "another tool has the same name"));
         }
         let description = function.text("description", usize::MAX)?;
-        function.flag("strict")?;
+        let strict = function.flag("strict")?.unwrap_or(false);
         let path = function.path("parameters");
         let parameters = match function.get("parameters") {
             None => json!({ "type": "object", "properties": {} }),
@@ -197,7 +201,8 @@ pub fn tools(fields: &Fields<'_>, limits: &Limits) -> Result<(Vec<Value>, Vec<To
         }
         told.insert("parameters".into(), parameters.clone());
         values.push(json!({ "type": "function", "function": told }));
-        tools.push(Tool { name: name.to_owned(), parameters });
+        let description = description.map(String::from);
+        tools.push(Tool { name: name.to_owned(), parameters, description, strict });
     }
     Ok((values, tools))
 }

@@ -5,6 +5,7 @@ use super::logprobs;
 use crate::bridge::Facts;
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
+use crate::grammar::Form;
 use crate::http::{self, DONE, Events, event};
 use crate::keys::Tenant;
 use crate::mailbox::{Chunk, Token};
@@ -19,6 +20,7 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
+use warpsmith_engine::SharedGrammar;
 
 /// A request that was read.
 struct Ask {
@@ -36,10 +38,13 @@ pub struct Shape {
     pub start: Option<Start>,
     /// The tools that may be called, and how.
     pub calls: Option<(CallForm, Vec<String>)>,
+    /// The most calls of an answer: further ones are left out.
+    pub most_calls: usize,
 }
 
 impl Shape {
-    fn splitter(&self) -> Splitter {
+    /// Finds it in the text of one output.
+    pub fn splitter(&self) -> Splitter {
         Splitter::new(self.start, self.calls.clone())
     }
 }
@@ -52,9 +57,9 @@ pub async fn serve(
 ) -> Result<Response> {
     let arrived = Instant::now();
     app.facts()?;
-    let body = http::read_json(request, &app.options.limits).await?;
+    let body = http::read_body(request, &app.options.limits).await?;
     app.check_room(1)?;
-    let ask = app.prepare(move |app| read(app, tenant, &body)).await?;
+    let ask = app.prepare(move |app| read(app, tenant, &http::parse(&body, &app.options.limits)?)).await?;
     let Ask { asked, model, streaming, logprobs, shape } = ask;
     let outputs = asked.params.n;
     let head = Head { id: http::new_id("chatcmpl-"), model, created: http::now() };
@@ -64,6 +69,7 @@ pub async fn serve(
         ignore_eos: asked.params.ignore_eos,
         stop_ids: asked.params.stop_ids.clone(),
         choices: (0..outputs).map(|_| Choice::new(shape.splitter())).collect(),
+        most_calls: shape.most_calls,
         logprobs,
         has_end: false,
     };
@@ -121,27 +127,22 @@ fn read(app: &App, tenant: Tenant, body: &Map<String, Value>) -> Result<Ask> {
     params::fit(&mut params, &rendered.ids, "messages", asked_length, facts)?;
     let start = forms.reasoning.then_some(rendered.start);
     let (calls, forced) = calls(forms.calls, &tools, &choice, several);
-    let form = match (forced, form) {
-        (Some(_), Some((_, path))) => {
-            return Err(ApiError::field(
-                path,
-                "cannot be combined with a `tool_choice` that asks for a call",
-            ));
-        }
-        (Some(forced), None) => Some((forced, "tools".to_owned())),
-        (None, form) => form,
-    };
-    let grammar = match form {
-        Some((form, path)) => {
-            let compiled = app.grammars(facts)?.compile(&form, start);
-            Some(compiled.map_err(|why| ApiError::field(path, format!("cannot be used: {why}")))?)
-        }
-        None => None,
-    };
+    let grammar = grammar(app, facts, forced, form, start)?;
     params.validate(facts.vocab_size).map_err(|error| ApiError::invalid(error.to_string()))?;
     let adapter = generate::adapter(app, &model);
     let asked = Asked { prompt: rendered.ids, params, grammar, salt, priority, adapter };
-    Ok(Ask { asked, model, streaming, logprobs, shape: Shape { start, calls } })
+    Ok(Ask {
+        asked,
+        model,
+        streaming,
+        logprobs,
+        shape: Shape { start, calls, most_calls: most_calls(several) },
+    })
+}
+
+/// The most calls of an answer, by whether there may be several.
+pub fn most_calls(several: bool) -> usize {
+    if several { usize::MAX } else { 1 }
 }
 
 /// How calls are found in outputs, and what these must look like if they must have some.
@@ -150,7 +151,7 @@ pub fn calls(
     tools: &[prompt::Tool],
     choice: &ToolChoice,
     several: bool,
-) -> (Option<(CallForm, Vec<String>)>, Option<crate::grammar::Form>) {
+) -> (Option<(CallForm, Vec<String>)>, Option<Form>) {
     if *choice == ToolChoice::None {
         return (None, None);
     }
@@ -160,6 +161,30 @@ pub fn calls(
     let forced = prompt::forced_calls(form, tools, choice, several);
     let is_looked_for = known.is_some() || forced.is_some();
     (is_looked_for.then_some((form, names)), forced)
+}
+
+/// The grammar of an answer: that of the calls it must have, or that of its form, with the field that says so.
+pub fn grammar(
+    app: &App,
+    facts: &Facts,
+    forced: Option<Form>,
+    form: Option<(Form, String)>,
+    start: Option<Start>,
+) -> Result<Option<SharedGrammar>> {
+    let (form, path) = match (forced, form) {
+        (Some(_), Some((_, path))) => {
+            let told = "cannot be combined with a `tool_choice` that asks for a call";
+            return Err(ApiError::field(path, told));
+        }
+        (Some(forced), None) => {
+            forced.check_calls("tools", &app.options.limits)?;
+            (forced, "tools".to_owned())
+        }
+        (None, Some(form)) => form,
+        (None, None) => return Ok(None),
+    };
+    let compiled = app.grammars(facts)?.compile(&form, start);
+    compiled.map(Some).map_err(|why| ApiError::field(path, format!("cannot be used: {why}")))
 }
 
 /// What all parts of an answer begin with.
@@ -223,6 +248,8 @@ pub struct Reply {
     pub stop_ids: Vec<i32>,
     /// By number.
     pub choices: Vec<Choice>,
+    /// The most calls of an output.
+    pub most_calls: usize,
     /// Whether log-probabilities are wanted.
     pub logprobs: bool,
     /// Whether an output has ended.
@@ -260,6 +287,10 @@ impl Reply {
                 self.totals.end(usage, !std::mem::replace(&mut self.has_end, true));
                 delta.finish = Some(generate::finish_reason(reason, choice.splitter.has_calls())?);
             }
+            delta.pieces.retain(|piece| match piece {
+                Piece::Call { index, .. } | Piece::Arguments { index, .. } => *index < self.most_calls,
+                Piece::Content(_) | Piece::Reasoning(_) => true,
+            });
             for piece in &delta.pieces {
                 if let Piece::Call { .. } = piece {
                     choice.calls.push(http::new_id("call_"));

@@ -38,9 +38,10 @@ pub async fn serve(
 ) -> Result<Response> {
     let arrived = Instant::now();
     app.facts()?;
-    let body = http::read_json(request, &app.options.limits).await?;
+    let body = http::read_body(request, &app.options.limits).await?;
     app.check_room(1)?;
-    let Ask { all, echoes, model, streaming } = app.prepare(move |app| read(app, tenant, &body)).await?;
+    let Ask { all, echoes, model, streaming } =
+        app.prepare(move |app| read(app, tenant, &http::parse(&body, &app.options.limits)?)).await?;
     let params = all[0].params.clone();
     let text = |echo: &Option<String>| Continuation::new(echo.clone());
     let reply = Reply {

@@ -35,9 +35,9 @@ pub async fn serve(
 ) -> Result<Response> {
     let arrived = Instant::now();
     app.facts()?;
-    let body = http::read_json(request, &app.options.limits).await?;
+    let body = http::read_body(request, &app.options.limits).await?;
     app.check_room(1)?;
-    let ask = app.prepare(move |app| read(app, tenant, &body)).await?;
+    let ask = app.prepare(move |app| read(app, tenant, &http::parse(&body, &app.options.limits)?)).await?;
     let Ask { inputs, pooling, is_base64, model, adapter } = ask;
     let tokens: usize = inputs.iter().map(Vec::len).sum();
     let answer = app.embed(inputs, pooling, adapter, arrived)?;

@@ -44,15 +44,17 @@ fn card(app: &App, name: &str) -> serde_json::Value {
     card
 }
 
-/// The names of the model.
-pub async fn models(State(app): State<Arc<App>>) -> Response {
+/// The names of the model, once it can be used: some wait for this answer before they send requests.
+pub async fn models(State(app): State<Arc<App>>) -> Result<Response> {
+    app.facts()?;
     let names = app.options.served_names.iter().chain(&app.options.adapters);
     let cards: Vec<_> = names.map(|name| card(&app, name)).collect();
-    http::json(&json!({ "object": "list", "data": cards }))
+    Ok(http::json(&json!({ "object": "list", "data": cards })))
 }
 
 /// One of them.
 pub async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Response> {
+    app.facts()?;
     app.check_model(&name)?;
     Ok(http::json(&card(&app, &name)))
 }

@@ -1,6 +1,6 @@
 //! `/v1/responses`: the same model in the form of OpenAI's newer API. Nothing is stored.
 
-use super::chat::{Choice, Delta, Reply, Shape, Whole, calls};
+use super::chat::{self, Choice, Delta, Reply, Shape, Whole, calls};
 use super::generate::{self, Asked, Totals, Writer};
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
@@ -8,7 +8,7 @@ use crate::grammar::Form;
 use crate::http::{self, Events, named_event};
 use crate::keys::Tenant;
 use crate::mailbox::Chunk;
-use crate::output::{Piece, Splitter};
+use crate::output::Piece;
 use crate::prompt::{self, ToolChoice};
 use crate::server::App;
 use crate::{params, prompt::Tool};
@@ -36,15 +36,17 @@ pub async fn serve(
 ) -> Result<Response> {
     let arrived = Instant::now();
     app.facts()?;
-    let body = http::read_json(request, &app.options.limits).await?;
+    let body = http::read_body(request, &app.options.limits).await?;
     app.check_room(1)?;
-    let Ask { asked, stream, shape, told } = app.prepare(move |app| read(app, tenant, &body)).await?;
+    let Ask { asked, stream, shape, told } =
+        app.prepare(move |app| read(app, tenant, &http::parse(&body, &app.options.limits)?)).await?;
     let reply = Reply {
         app: app.clone(),
         totals: Totals::of_prompts(asked.prompt.len()),
         ignore_eos: asked.params.ignore_eos,
         stop_ids: asked.params.stop_ids.clone(),
-        choices: vec![Choice::new(Splitter::new(shape.start, shape.calls))],
+        choices: vec![Choice::new(shape.splitter())],
+        most_calls: shape.most_calls,
         logprobs: false,
         has_end: false,
     };
@@ -79,6 +81,15 @@ fn read(app: &App, tenant: Tenant, body: &Map<String, Value>) -> Result<Ask> {
     if let Some(reasoning) = fields.object("reasoning")? {
         reasoning.choice("effort", &["none", "minimal", "low", "medium", "high", "xhigh"])?;
     }
+    if let Some(options) = fields.object("stream_options")? {
+        options.flag("include_obfuscation")?;
+    }
+    // Only tools that run in a server count, and there are none here.
+    fields.count("max_tool_calls", 1..=i64::MAX)?;
+    if fields.count("top_logprobs", 0..=20)?.is_some_and(|top| top > 0) {
+        let told = "log-probabilities are not supported here; /v1/chat/completions has them";
+        return Err(fields.error("top_logprobs", told).code("unsupported_parameter"));
+    }
     let mut params = params::sampling(&fields, limits, facts)?;
     if params.n != 1 {
         return Err(fields.error("n", "a response has one output").code("unsupported_parameter"));
@@ -90,12 +101,15 @@ fn read(app: &App, tenant: Tenant, body: &Map<String, Value>) -> Result<Ask> {
         messages.push(json!({ "role": "system", "content": text }));
     }
     messages.extend(input(&fields, limits.max_messages)?);
-    let form = match fields.object("text")? {
-        Some(text) => format(&text)?,
-        None => None,
-    };
-    if let Some((form, path)) = &form {
-        form.check(path, limits)?;
+    let mut form = params::form(&fields, limits)?;
+    if let Some(text) = fields.object("text")? {
+        text.choice("verbosity", &["low", "medium", "high"])?;
+        if let Some((own, path)) = format(&text)? {
+            own.check(&path, limits)?;
+            if let Some((_, other)) = form.replace((own, path)) {
+                return Err(ApiError::field(other, "cannot be combined with `text.format`"));
+            }
+        }
     }
     let (values, tools) = prompt::tools(&fields, limits)?;
     let choice = prompt::tool_choice(&fields, &tools)?;
@@ -111,17 +125,15 @@ fn read(app: &App, tenant: Tenant, body: &Map<String, Value>) -> Result<Ask> {
     let forms = app.forms(facts);
     let start = forms.reasoning.then_some(rendered.start);
     let (calls, forced) = calls(forms.calls, &tools, &choice, several);
-    let grammar = match forced.map(|form| (form, "tools".to_owned())).or(form) {
-        Some((form, path)) => {
-            let compiled = app.grammars(facts)?.compile(&form, start);
-            Some(compiled.map_err(|why| ApiError::field(path, format!("cannot be used: {why}")))?)
-        }
-        None => None,
-    };
+    let grammar = chat::grammar(app, facts, forced, form, start)?;
     params.validate(facts.vocab_size).map_err(|error| ApiError::invalid(error.to_string()))?;
-    let names = tools.iter().map(|Tool { name, parameters }| {
-        json!({ "type": "function", "name": name, "parameters": parameters, "strict": false })
+    let names = tools.iter().map(|Tool { name, parameters, description, strict }| {
+        json!({
+            "type": "function", "name": name, "description": description, "parameters": parameters, "strict": strict,
+        })
     });
+    let text_format =
+        fields.get("text").and_then(|text| text.get("format")).filter(|format| !format.is_null());
     let told = json!({
         "id": http::new_id("resp_"),
         "object": "response",
@@ -130,6 +142,11 @@ fn read(app: &App, tenant: Tenant, body: &Map<String, Value>) -> Result<Ask> {
         "error": null,
         "incomplete_details": null,
         "instructions": instructions,
+        "previous_response_id": null,
+        "background": false,
+        "truncation": "disabled",
+        "reasoning": fields.get("reasoning").cloned().unwrap_or_else(|| json!({ "effort": null, "summary": null })),
+        "text": { "format": text_format.cloned().unwrap_or_else(|| json!({ "type": "text" })) },
         "metadata": fields.get("metadata").cloned().unwrap_or_else(|| json!({})),
         "max_output_tokens": length.map(|(length, _)| length),
         "parallel_tool_calls": several,
@@ -141,7 +158,7 @@ fn read(app: &App, tenant: Tenant, body: &Map<String, Value>) -> Result<Ask> {
     });
     let adapter = generate::adapter(app, &model);
     let asked = Asked { prompt: rendered.ids, params, grammar, salt, priority, adapter };
-    Ok(Ask { asked, stream, shape: Shape { start, calls }, told })
+    Ok(Ask { asked, stream, shape: Shape { start, calls, most_calls: chat::most_calls(several) }, told })
 }
 
 /// The format of `text`.

@@ -15,8 +15,9 @@ const MAX_TOKENS: usize = 1 << 20;
 /// The tokens of a text or a chat.
 pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
     app.facts()?;
-    let body = http::read_json(request, &app.options.limits).await?;
+    let body = http::read_body(request, &app.options.limits).await?;
     let work = move |app: &App| {
+        let body = http::parse(&body, &app.options.limits)?;
         let (fields, facts) = (Fields::new(&body), app.facts()?);
         check_model(app, &fields)?;
         let ids = if fields.get("messages").is_some() {
@@ -45,8 +46,9 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<R
 /// The text of tokens.
 pub async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Result<Response> {
     app.facts()?;
-    let body = http::read_json(request, &app.options.limits).await?;
+    let body = http::read_body(request, &app.options.limits).await?;
     let work = move |app: &App| {
+        let body = http::parse(&body, &app.options.limits)?;
         let (fields, facts) = (Fields::new(&body), app.facts()?);
         check_model(app, &fields)?;
         fields.required("tokens")?;

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
+const RESPONSES: &str = "/v1/responses";
 
 fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
@@ -233,6 +234,113 @@ async fn tools_that_must_be_called_are_called() {
         { "role": "tool", "tool_call_id": "call_1", "content": "done" },
     ]);
     server.ask(CHAT, body).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn further_calls_are_left_out_where_there_may_be_one() {
+    let mut setup = Setup::default();
+    setup.options.tools = warpsmith_server::Parser::Named("hermes".into());
+    let server = Running::start(setup).await;
+    let call =
+        |name: &str| format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{}}}}\n</tool_call>");
+    let tool = |name: &str| json!({ "type": "function", "name": name });
+    let calls = [call("lamp"), call("door")].join("\n");
+    let body = |several: Option<bool>| {
+        json!({
+            "messages": user("x"), "input": "x", "max_tokens": 300, "parallel_tool_calls": several,
+            "tools": [tool("lamp"), tool("door")], "chat_template_kwargs": { "enable_thinking": false },
+            "guided_choice": [calls],
+        })
+    };
+    for (several, expected) in [(None, &["lamp", "door"][..]), (Some(false), &["lamp"])] {
+        let answer = server.ask(CHAT, body(several)).await;
+        let choice = &answer["choices"][0];
+        let calls = choice["message"]["tool_calls"].as_array().unwrap();
+        let names: Vec<&str> = calls.iter().map(|call| call["function"]["name"].as_str().unwrap()).collect();
+        assert_eq!((&names[..], choice["finish_reason"].as_str()), (expected, Some("tool_calls")));
+        let items = server.ask(RESPONSES, body(several)).await["output"].clone();
+        let names: Vec<&str> =
+            items.as_array().unwrap().iter().map(|item| item["name"].as_str().unwrap()).collect();
+        assert_eq!(names, expected);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn events_of_a_response_come_in_order_and_make_what_the_whole_has() {
+    let server = Running::start(Setup::default()).await;
+    let tool = json!({ "type": "function", "name": "lamp", "description": "d", "parameters": {
+        "type": "object", "additionalProperties": false, "required": ["on"],
+        "properties": { "on": { "type": "boolean" } } } });
+    let base = json!({
+        "input": "x", "max_output_tokens": 60, "temperature": 0, "stream": true, "ignore_eos": true,
+        "chat_template_kwargs": { "enable_thinking": false },
+    });
+    let mut called = base.clone();
+    (called["tools"], called["tool_choice"]) = (json!([tool]), json!("required"));
+    called["parallel_tool_calls"] = json!(false);
+    called["max_output_tokens"] = json!(200);
+    for (body, kind, last) in
+        [(base, "message", "response.incomplete"), (called, "function_call", "response.completed")]
+    {
+        let mut events: Vec<Value> = Vec::new();
+        let answer = server.target.stream(RESPONSES, &body, |data| {
+            events.push(serde_json::from_str(data).unwrap());
+            true
+        });
+        assert_eq!(answer.await.unwrap().status, 200);
+        for (number, event) in events.iter().enumerate() {
+            assert_eq!(event["sequence_number"], number);
+        }
+        let mut types: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+        // The parts of a text are one step.
+        types.dedup();
+        let (delta, around): (&str, [&[&str]; 2]) = match kind {
+            "message" => (
+                "response.output_text.delta",
+                [
+                    &["response.content_part.added"],
+                    &["response.output_text.done", "response.content_part.done"],
+                ],
+            ),
+            _ => {
+                ("response.function_call_arguments.delta", [&[], &["response.function_call_arguments.done"]])
+            }
+        };
+        let expected = [
+            &["response.created", "response.in_progress", "response.output_item.added"],
+            around[0],
+            &[delta],
+            around[1],
+            &["response.output_item.done", last],
+        ]
+        .concat();
+        assert_eq!(types, expected);
+        let made: String =
+            events.iter().filter(|event| event["type"] == delta).map(|event| text(&event["delta"])).collect();
+        let whole = &events.last().unwrap()["response"];
+        let item = &whole["output"][0];
+        assert_eq!((item["type"].as_str().unwrap(), whole["output"].as_array().unwrap().len()), (kind, 1));
+        match kind {
+            "message" => assert_eq!(item["content"][0]["text"], made),
+            _ => assert!(
+                serde_json::from_str::<Value>(&made).unwrap()["on"].is_boolean() && item["arguments"] == made
+            ),
+        }
+        assert!(events.iter().all(|event| event.get("item_id").is_none_or(|id| *id == item["id"])));
+        let [input, output, total] = ["input", "output", "total"]
+            .map(|part| whole["usage"][format!("{part}_tokens")].as_u64().unwrap());
+        assert!(input > 0 && output > 0 && input + output == total, "{}", whole["usage"]);
+        assert_eq!(whole["tools"].as_array().unwrap().len(), usize::from(kind == "function_call"));
+        // At once it says the same.
+        let mut body = body;
+        body["stream"] = json!(false);
+        let again = server.ask(RESPONSES, body).await;
+        assert_eq!(again["output"][0]["content"], item["content"]);
+        assert_eq!(
+            (&again["status"], &again["output"][0]["arguments"]),
+            (&whole["status"], &item["arguments"])
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

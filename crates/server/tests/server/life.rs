@@ -24,7 +24,9 @@ async fn nothing_is_served_before_the_first_token_can_be_made() {
         engine(setup)
     })
     .await;
-    for (path, body) in [("/health", None), (CHAT, Some(json!({ "messages": user("a") })))] {
+    for (path, body) in
+        [("/health", None), ("/v1/models", None), (CHAT, Some(json!({ "messages": user("a") })))]
+    {
         let method = if body.is_some() { "POST" } else { "GET" };
         let answer = server.target.send(method, path, body.as_ref()).await.unwrap();
         assert_eq!(answer.status, 503, "{path}");

@@ -311,10 +311,44 @@ fn wrong_requests() -> Vec<Wrong> {
         ("background", json!(true)),
         ("truncation", json!("auto")),
         ("temperature", json!(9)),
+        ("top_logprobs", json!(3)),
+        ("max_tool_calls", json!(0)),
+        ("stream_options", json!(3)),
+        ("text", json!({ "verbosity": "huge" })),
+        ("guided_regex", json!("(")),
     ] {
         let mut body = json!({ "input": "a" });
         body[field] = value;
         all.push(Wrong { path: RESPONSES, body, names: field.into() });
+    }
+    // What cannot be done together is not done in part.
+    let tools = |parameters: Value| json!([{ "type": "function", "function": { "name": "f", "parameters": parameters } }]);
+    let required = |names: &str, value: Value| {
+        let mut body = json!({
+            "input": "a", "messages": user("a"), "tools": tools(json!({ "type": "object" })), "tool_choice": "required",
+        });
+        body[names] = value;
+        body
+    };
+    let object = json!({ "type": "json_object" });
+    let long = |i: usize| {
+        let schema = json!({ "type": "object", "description": "x".repeat(60_000) });
+        json!({ "type": "function", "function": { "name": format!("f{i}"), "parameters": schema } })
+    };
+    let long: Value = (0..5).map(long).collect();
+    for (path, body, names) in [
+        (CHAT, required("response_format", object.clone()), "response_format"),
+        (CHAT, required("tools", long.clone()), "tools"),
+        (RESPONSES, required("text", json!({ "format": object })), "text"),
+        (RESPONSES, required("guided_regex", json!("a")), "guided_regex"),
+        (RESPONSES, required("tools", long), "tools"),
+        (
+            RESPONSES,
+            json!({ "input": "a", "guided_regex": "a", "text": { "format": object } }),
+            "guided_regex",
+        ),
+    ] {
+        all.push(Wrong { path, body, names: names.into() });
     }
     for (path, body, names) in [
         ("/tokenize", json!({}), "prompt"),
