@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 ///
 /// # Errors
 /// If it is too long or too slow.
-pub async fn read_body(request: Request, limits: &Limits) -> Result<Bytes> {
+pub async fn read_body(request: Request, limits: &Limits) -> Result<Vec<u8>> {
     let kind = request.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
     let essence = kind.split(|&byte| byte == b';').next().unwrap_or_default().trim_ascii();
     if !essence.eq_ignore_ascii_case(b"application/json") {
@@ -35,7 +35,17 @@ pub async fn read_body(request: Request, limits: &Limits) -> Result<Bytes> {
     if request.body().size_hint().lower() > limits.max_body as u64 {
         return Err(too_long());
     }
-    let body = Limited::new(request.into_body(), limits.max_body).collect();
+    let body = async {
+        let mut body = Limited::new(request.into_body(), limits.max_body);
+        // In one piece from the start: a client may send single bytes, each of which would be a piece with a size and an owner.
+        let mut text = Vec::new();
+        while let Some(frame) = body.frame().await {
+            if let Ok(data) = frame?.into_data() {
+                text.extend_from_slice(&data);
+            }
+        }
+        Ok::<Vec<u8>, axum::BoxError>(text)
+    };
     match tokio::time::timeout(limits.body_timeout, body).await {
         Err(_) => {
             let told = format!("the body did not arrive within {} s", limits.body_timeout.as_secs_f64());
@@ -43,7 +53,7 @@ pub async fn read_body(request: Request, limits: &Limits) -> Result<Bytes> {
         }
         Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => Err(too_long()),
         Ok(Err(error)) => Err(ApiError::invalid(format!("the body cannot be read: {error}"))),
-        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Ok(text)) => Ok(text),
     }
 }
 

@@ -456,4 +456,26 @@ async fn bodies_that_are_no_requests_are_refused() {
         assert!(answer.contains(told) && answer.contains("\"error\""), "{head}: {answer}");
     }
     assert_eq!(server.bridge.submitted(), 0);
+    // Without a length, byte by byte.
+    let chunked = async |body: &[u8]| {
+        let mut stream = tokio::net::TcpStream::connect(&server.address).await.unwrap();
+        let mut all = format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: x\r\n{json}\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        .into_bytes();
+        for byte in body {
+            all.extend([b"1\r\n", &[*byte][..], b"\r\n"].concat());
+        }
+        all.extend(b"0\r\n\r\n");
+        // A server that has refused it reads no more.
+        let _ = stream.write_all(&all).await;
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer).await;
+        answer
+    };
+    let answer = chunked(b"{\"prompt\": \"a\", \"max_tokens\": 1}").await;
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("text_completion"), "{answer}");
+    let answer = chunked(&[b' '; 10_001]).await;
+    assert!(answer.starts_with("HTTP/1.1 413") && answer.contains("10000 bytes"), "{answer}");
+    assert_eq!(server.bridge.submitted(), 1);
 }
