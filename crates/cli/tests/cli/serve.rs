@@ -81,6 +81,19 @@ fn a_server_serves_is_measured_and_ends_when_it_is_told_to() {
     assert!(
         report["median_ttft_ms"].as_f64().unwrap() > 0.0 && report["p99_e2el_ms"].as_f64().unwrap() > 0.0
     );
+    // With its four places taken, and under three times as much.
+    let over =
+        ["bench-serve", "--base-url", &url, "--api-key", "k", "--overload", "3", "--random-output-len", "5"];
+    let json = succeeds(&[&over[..], &["--random-input-len", "20", "--num-prompts", "8", "--json"]].concat());
+    let report = parse(&json);
+    assert_eq!(
+        (&report["capacity"]["completed"], &report["capacity"]["max_concurrency"]),
+        (&8.into(), &4.into())
+    );
+    assert_eq!((&report["overload"]["num_prompts"], &report["refused"]), (&24.into(), &0.into()));
+    assert!(report["goodput_kept"].as_f64().unwrap() > 0.0, "{report}");
+    let told = fails(&[&over[..], &["--random-input-len", "20", "--num-prompts", "3"]].concat());
+    assert!(told.contains("--num-prompts: expected at least 4"), "{told}");
     let refused = fails(&[&["bench-serve", "--base-url", &url][..], &words].concat());
     assert!(refused.contains("401"), "{refused}");
     assert!(server.end().success());
