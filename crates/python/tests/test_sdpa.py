@@ -46,6 +46,12 @@ CALLS: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "other_heads_of_values": ([*tensors()[:2], tensors()[2][..., :24]], {}),
     "groups": (tensors(kv_heads=2), {"enable_gqa": True}),
     "groups_with_a_mask": (tensors(kv_heads=2), {"enable_gqa": True, "attn_mask": masks()["whole"]}),
+    "one_head_of_keys": (tensors(kv_heads=1), {}),
+    "three_dimensions": ([t[0] for t in tensors()], {}),
+    "three_dimensions_and_a_mask": ([t[0] for t in tensors()], {"attn_mask": masks()["whole"][0]}),
+    "three_dimensions_in_groups": ([t[0] for t in tensors(kv_heads=2)], {"enable_gqa": True}),
+    "two_dimensions": ([t[0, 0] for t in tensors(6, 6)], {"is_causal": True}),
+    "five_dimensions": ([torch.stack([t, t / 2, -t]) for t in tensors()], {"attn_mask": masks()["of_all_heads"]}),
     **{f"mask_{name}": (tensors(), {"attn_mask": mask}) for name, mask in masks().items()},
 }
 
@@ -81,6 +87,13 @@ def test_the_kernel_gives_what_pytorch_gives(name: str, kernel_calls: list[None]
     [
         ([t.repeat(1, 1, 1, 9) for t in tensors()], {}, "heads of 288"),
         (tensors(dtype=torch.float64), {}, "float64"),
+        ([tensors()[0][:, :1], *tensors()[1:]], {}, "1 heads of queries, 4 of keys"),
+        pytest.param(
+            tensors(6, 6),
+            {"attn_mask": torch.ones(6, 6, dtype=torch.bool), "is_causal": True},
+            "is_causal with a mask",
+            marks=pytest.mark.cpu,
+        ),
     ],
 )
 def test_what_pytorch_computes_instead(
@@ -121,19 +134,11 @@ def test_wrong_calls_are_refused(inputs: list[Any], options: dict[str, Any]) -> 
         pytest.skip("PyTorch takes it on this device")
 
 
-def test_a_mask_beside_is_causal() -> None:
-    inputs, options = tensors(6, 6), {"attn_mask": torch.ones(6, 6, dtype=torch.bool), "is_causal": True}
-    torch.testing.assert_close(warpsmith.sdpa(*inputs, **options), F.scaled_dot_product_attention(*inputs, **options))
-
-
-def test_three_dimensions() -> None:
-    q, k, v = (t[0] for t in tensors())
-    torch.testing.assert_close(warpsmith.sdpa(q, k, v), F.scaled_dot_product_attention(q, k, v))
-
-
-def test_gradients() -> None:
-    ours = [t.requires_grad_() for t in tensors()]
-    theirs = [t.double().requires_grad_() for t in tensors()]
+@pytest.mark.parametrize("dimensions", [3, 4])
+def test_gradients(dimensions: int) -> None:
+    given = [t if dimensions == 4 else t[0] for t in tensors()]
+    ours = [t.clone().requires_grad_() for t in given]
+    theirs = [t.double().requires_grad_() for t in given]
     for call, inputs in ((warpsmith.sdpa, ours), (F.scaled_dot_product_attention, theirs)):
         call(*inputs).square().sum().backward()
     for one, other in zip(ours, theirs, strict=True):

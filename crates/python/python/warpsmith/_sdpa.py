@@ -40,38 +40,73 @@ def sdpa(
 ) -> torch.Tensor:
     """As :func:`torch.nn.functional.scaled_dot_product_attention`, by the kernel of :func:`warpsmith.attention`.
 
-    Masks may be boolean or floating, and broadcast; so do batches. Heads of other sizes than 32, 64, 80, 96, 128, 160,
-    192 and 256 are padded to the next of these. What ``dropout_p`` drops follows from ``seed``, which is drawn by
-    PyTorch's generator of the CPU unless given: the same seed drops the same on every device, forward and backward.
-    These calls go to PyTorch's own: where a forward-mode derivative is needed; heads above 256; other types than f32,
-    f16 and bf16; dropout without a seed in compiled code; and wrong calls, so that the error is the one people know. A
-    :class:`warpsmith.FallbackWarning` says so, once for each reason.
+    Tensors have two dimensions or more. Masks may be boolean or floating, and broadcast; so do batches. Heads of other
+    sizes than 32, 64, 80, 96, 128, 160, 192 and 256 are padded to the next of these. What ``dropout_p`` drops follows
+    from ``seed``, which is drawn by PyTorch's generator of the CPU unless given: the same seed drops the same on every
+    device, forward and backward. These calls go to PyTorch's own: where a forward-mode derivative is needed; heads
+    above 256; other types than f32, f16 and bf16; ``is_causal`` with a mask; dropout without a seed in compiled code;
+    and wrong calls, so that the error is the one people know. A :class:`warpsmith.FallbackWarning` says so, once for
+    each reason.
     """
     check_dropout("sdpa", "dropout_p", dropout_p)
     if attn_mask is None and dropout_p == 0.0 and is_plain(query, key, value):
         found = quick(query, key, value, is_causal, scale, enable_gqa)
         if found is not None:
             return found
-    plain = query.ndim == 4 and key.ndim == 4 and value.ndim == 4 and not (is_causal and attn_mask is not None)
-    if plain:
-        batch, heads = query.shape[:2]
-        plain = heads == key.shape[1] or enable_gqa
-        if key.shape[0] != batch or value.shape[0] != batch:
-            batch = max(batch, key.shape[0], value.shape[0])
-            plain = plain and all(tensor.shape[0] in (1, batch) for tensor in (query, key, value))
-            if plain:
-                query, key, value = (tensor.expand(batch, -1, -1, -1) for tensor in (query, key, value))
-    if not plain:
+    shape, reason = None, None
+    if query.ndim == key.ndim == value.ndim != 4:
+        fitting = in_four(query, key, value, attn_mask)
+        if fitting is not None:
+            shape = (*query.shape[:-1], value.shape[-1])
+            query, key, value, attn_mask = fitting
+    if query.ndim != 4 or key.ndim != 4 or value.ndim != 4:
+        reason = f"tensors of {query.ndim}, {key.ndim} and {value.ndim} dimensions"
+    elif is_causal and attn_mask is not None:
+        reason = "is_causal with a mask"
+    else:
+        # One head of keys and values for all of the queries' broadcasts to them.
+        if query.shape[1] != key.shape[1] and not enable_gqa and not (key.shape[1] == value.shape[1] == 1):
+            reason = f"{query.shape[1]} heads of queries, {key.shape[1]} of keys, without enable_gqa"
+        batch = max(query.shape[0], key.shape[0], value.shape[0])
+        if any(tensor.shape[0] not in (1, batch) for tensor in (query, key, value)):
+            reason = f"batches of {query.shape[0]}, {key.shape[0]} and {value.shape[0]}"
+        elif reason is None:
+            query, key, value = (
+                tensor if tensor.shape[0] == batch else tensor.expand(batch, -1, -1, -1)
+                for tensor in (query, key, value)
+            )
+    if reason is not None:
         if seed is not None and dropout_p > 0:
-            reason = "is_causal with a mask, or shapes that no kernel knows"
             raise UnsupportedError(f"sdpa: with a seed no kernel can compute: {reason}", op="sdpa", argument="seed")
-        return F.scaled_dot_product_attention(
+        out = F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
+        # Only now: most such calls are wrong, and have ended with the error.
+        if not torch.compiler.is_compiling():
+            note("sdpa", reason, depth=3)
+        return out if shape is None else out.reshape(shape)
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     causal: Causal = "start" if is_causal else "no"
-    out = attend(q, k, v, mask=attn_mask, dropout=dropout_p, seed=seed, causal=causal, scale=scale)
-    return out.transpose(1, 2)
+    out = attend(q, k, v, mask=attn_mask, dropout=dropout_p, seed=seed, causal=causal, scale=scale).transpose(1, 2)
+    return out if shape is None else out.reshape(shape)
+
+
+def in_four(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None] | None:
+    """Tensors of fewer or more than four dimensions as those of a call with four; ``None`` if they mean no such."""
+    lead = query.shape[:-3]
+    if query.ndim < 2 or (mask is not None and not 2 <= mask.ndim <= max(query.ndim, 3)):
+        return None
+    if query.ndim > 4 and (key.shape[:-3] != lead or value.shape[:-3] != lead):
+        return None
+    if mask is not None and mask.ndim > 3:
+        try:
+            mask = mask.expand(*lead, *mask.shape[-3:]).flatten(0, -4)
+        except RuntimeError:
+            return None
+    q, k, v = (t[(None,) * (4 - t.ndim)] if t.ndim < 4 else t.flatten(0, -4) for t in (query, key, value))
+    return q, k, v, mask
 
 
 def is_plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
