@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 import warpsmith
 from device import DEVICE
+from torch.utils._python_dispatch import TorchDispatchMode
 
 models = pytest.importorskip("models", reason="transformers is not installed")
 
@@ -144,3 +146,44 @@ def test_a_whole_graph() -> None:
     compiled = torch.compile(patched, backend="aot_eager", fullgraph=True)
     found, expected = (model(ids, labels=ids, use_cache=False).loss for model in (compiled, patched))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+#: What PyTorch would compute attention, norms, activations and losses with.
+THEIRS = ("attention", "softmax", "nll_loss", "layer_norm", "rms_norm", "rsqrt", "silu", "gelu", "tanh", "pow")
+
+
+class Calls(TorchDispatchMode):
+    """Which ops are called, on the way back too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", [*models.NAMES, *models.OTHERS])
+@pytest.mark.filterwarnings("error::warpsmith.FallbackWarning")
+def test_a_step_runs_on_kernels_alone(name: str, dtype: torch.dtype) -> None:
+    """Forward and backward: but for additions and plain products, nothing of PyTorch's, and no fallback."""
+    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if name == "gpt2" else {}
+    model = models.make(name, **off).to(dtype).train()
+    ids = models.tokens(2, 12)
+
+    def step() -> tuple[set[str], list[str]]:
+        """Ours and theirs."""
+        with Calls() as calls:
+            model(ids, labels=ids, use_cache=False).loss.backward()
+        ours = {call.split(".")[1] for call in calls.names if "warpsmith" in call}
+        return ours, [call for call in calls.names if "warpsmith" not in call and any(part in call for part in THEIRS)]
+
+    ours, theirs = step()
+    assert not ours and len(theirs) > 3, "before"
+    warpsmith._sdpa.note.cache_clear()
+    warpsmith.patch(model)
+    ours, theirs = step()
+    assert {"attention", "attention_backward", "linear_cross_entropy"} <= ours, ours
+    assert not theirs, theirs
