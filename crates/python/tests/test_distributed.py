@@ -58,6 +58,10 @@ def batch() -> torch.Tensor:
     return torch.randn(4, 40, 32, generator=torch.Generator().manual_seed(1))
 
 
+def targets() -> torch.Tensor:
+    return torch.randint(0, 48, (4, 40), generator=torch.Generator().manual_seed(3))
+
+
 def expected() -> dict[str, torch.Tensor]:
     model = Model()
     model(batch()).square().mean().backward()
@@ -100,6 +104,11 @@ def with_shards(rank: int) -> dict[str, Any]:
     assert normed.placements == product.placements == (Shard(0),), (normed.placements, product.placements)
     product.square().sum().backward()
     found = {"out": product.full_tensor(), "grads": [tensor.grad.full_tensor() for tensor in (x, norm, matrix)]}
+    # The loss of a head, on both.
+    x = distribute_tensor(batch(), mesh, [Replicate()]).requires_grad_()
+    matrix.grad = None
+    warpsmith.linear_cross_entropy(x, matrix, distribute_tensor(targets(), mesh, [Replicate()])).backward()
+    found["head"] = [tensor.grad.full_tensor() for tensor in (x, matrix)]
     # By the second dimension, and what works element by element.
     x = distribute_tensor(batch(), mesh, [Shard(1)])
     for name, call in BY_ROW.items():
@@ -142,6 +151,8 @@ def test_on_two_processes(found: list[dict[str, Any]]) -> None:
     matrix = torch.full((48, 32), 0.1).requires_grad_()
     product = warpsmith.linear(warpsmith.rms_norm(x, norm), matrix, act="silu")
     product.square().sum().backward()
+    head = [batch().requires_grad_(), matrix.detach().clone().requires_grad_()]
+    warpsmith.linear_cross_entropy(*head, targets()).backward()
     for results in found:
         for kind in ("ddp", "fsdp"):
             assert results[kind].keys() == whole.keys()
@@ -151,5 +162,7 @@ def test_on_two_processes(found: list[dict[str, Any]]) -> None:
         torch.testing.assert_close(shards["out"], product.detach())
         for one, other in zip(shards["grads"], (x, norm, matrix), strict=True):
             torch.testing.assert_close(one, other.grad, rtol=1e-4, atol=1e-5)
+        for one, other in zip(shards["head"], head, strict=True):
+            torch.testing.assert_close(one, other.grad)
         for name, call in BY_ROW.items():
             torch.testing.assert_close(shards[name], call(batch()))

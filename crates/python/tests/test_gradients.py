@@ -161,6 +161,42 @@ def test_only_what_is_needed_is_computed() -> None:
     assert x.grad is not None
 
 
+@pytest.mark.parametrize("route", ["function", "op"])
+def test_gradients_of_a_head_take_no_memory_beside_their_sums(route: str) -> None:
+    """The forward call has made them but for a factor. Where nobody else needs that, it is multiplied in place."""
+    call = warpsmith.linear_cross_entropy if route == "function" else torch.ops.warpsmith.linear_cross_entropy
+    targets = torch.tensor([3, 0, -100, 6])
+    x, w = torch.randn(4, 8, requires_grad=True), torch.randn(11, 8, requires_grad=True)
+
+    def loss(**options: Any) -> tuple[torch.Tensor, tuple[torch.Tensor, ...], set[int]]:
+        found = call(x, w, targets, **options)
+        found = found if isinstance(found, tuple) else (found,)
+        saved = {tensor.data_ptr() for tensor in found[0].grad_fn.saved_tensors if tensor is not None}
+        return found[0], tuple(one for one in found[1:] if one is not None), saved
+
+    def places(grads: tuple[torch.Tensor, ...], saved: set[int]) -> list[bool]:
+        return [grad.data_ptr() in saved for grad in grads]
+
+    first, _, saved = loss()
+    expected = torch.autograd.grad(2 * first, (x, w), retain_graph=True)
+    again = torch.autograd.grad(2 * first, (x, w), retain_graph=True)
+    assert places(expected, saved) == places(again, saved) == [False, False], "the graph is kept"
+    last = torch.autograd.grad(2 * first, (x, w))
+    assert places(last, saved) == [True, True]
+    torch.testing.assert_close(again, expected, rtol=0, atol=0)
+    torch.testing.assert_close(last, expected, rtol=0, atol=0)
+    # What the caller has too.
+    first, others, saved = loss(return_dx=True, return_dw=True)
+    copies = [other.clone() for other in others]
+    found = torch.autograd.grad(2 * first, (x, w))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert places(found, saved) == [False, False]
+    torch.testing.assert_close(list(others), copies, rtol=0, atol=0)
+    # A head that is frozen.
+    w.requires_grad_(False)
+    torch.testing.assert_close(torch.autograd.grad(2 * loss()[0], x)[0], expected[0], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("call", [warpsmith.rms_norm, torch.ops.warpsmith.rms_norm], ids=["function", "op"])
 def test_forward_mode_is_refused(call: Any) -> None:
     x = torch.randn(4, 64)

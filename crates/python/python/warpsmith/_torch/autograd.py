@@ -176,6 +176,9 @@ def forward(op: Op, variant: Variant, rule: Rule | None, raw: Raw, *, bare: bool
         if rule.not_differentiable:
             constant = ", ".join(outputs[at] for at in rule.not_differentiable)
             body.append(f"ctx.mark_non_differentiable(*(tensor for tensor in ({constant},) if tensor is not None))")
+        if rule.in_place is not None:
+            # What was not asked for nobody else has.
+            body.append(f"ctx.owned = not ({' or '.join(variant.wanted[output] for output in rule.overwritten)})")
         if rule.computed_outputs:
             asked = [
                 f"{text} if {variant.wanted[output]} else None" if output in rule.computed_outputs else text
@@ -202,7 +205,10 @@ def short_backward(rule: Rule, general: Callable[..., Any]) -> Callable[..., Any
         "_transformed": transformed,
         "_raw": Overloads.raw(rule.backward.name)._op,
         "_native_error": native_error,
+        "_keeps_graph": torch._C._autograd._get_current_graph_task_keep_graph,
     }
+    if rule.in_place is not None:
+        names["_raw_in_place"] = Overloads.raw(rule.in_place.name)._op
     names |= {f"_choice_{at}": positions for at, positions in choices(rule.backward.name)}
     saved = [f"_saved_{arg}" for arg in rule.saved_inputs] + [f"_kept_{arg}" for arg in rule.saved_outputs]
     incoming = {output: f"_incoming_{at}" for output, at in rule.outputs.items()}
@@ -244,6 +250,20 @@ def short_backward(rule: Rule, general: Callable[..., Any]) -> Callable[..., Any
     all_incoming = ", ".join(incoming.values())
     leave = " or ".join(["_grad()", "_transformed()", f"not ({any_computed})", *refused])
     rest = len(op.attrs) + len(rule.variant.wanted)
+    given = [*(value(sources[arg]) for arg in sources), *options]
+    compute = [f"    _results = _raw({', '.join([*given, *switches])})"]
+    if rule.in_place is not None:
+        written = {tensor.written: value(sources[tensor.arg]) for tensor in rule.in_place.tensors}
+        results = [written[output] for output in form.returned]
+        names["_Tensor"] = torch.Tensor
+        compute = [
+            # Other classes of tensors trace, or are spread over devices.
+            f"    if ctx.owned and not _keeps_graph() and {results[0]}.__class__ is _Tensor:",
+            f"        _raw_in_place({', '.join(given)})",
+            f"        _results = {', '.join(results)}",
+            "    else:",
+            f"    {compute[0]}",
+        ]
     body = [
         "_needs = ctx.needs_input_grad",
         f"if {leave}:",
@@ -251,7 +271,7 @@ def short_backward(rule: Rule, general: Callable[..., Any]) -> Callable[..., Any
         f"({''.join(f'{name}, ' for name in saved)}) = ctx.saved_tensors" if saved else "",
         *(f"{name} = None if {name} is None else {name}.contiguous()" for name in incoming.values()),
         "try:",
-        f"    _results = _raw({', '.join([*(value(sources[arg]) for arg in sources), *options, *switches])})",
+        *compute,
         "except RuntimeError as _error:",
         "    raise _native_error(_error) from None",
         f"return ({', '.join([*found, *['None'] * rest])},)",
@@ -294,9 +314,29 @@ class Rule:
         arriving = {source.arg for source in sources if source.kind == "incoming"}
         arriving |= {arg for kind, arg in gradient.results.values() if kind == "incoming"}
         self.not_differentiable = [at for output, at in self.outputs.items() if output not in arriving]
+        #: The gradient's op in place of outputs that only it needs, where there is one. A graph that is not kept needs
+        #: them no more, and beside them the gradients would take as much memory again.
+        self.in_place = self.form_in_place()
+        self.overwritten = [] if self.in_place is None else self.computed_outputs_of(self.in_place)
         names = {attr.name: at for at, attr in enumerate(op.attrs)}
         self.options = [names.get(attr.name) for attr in self.backward.attrs]
         self.needs_sizes = None in self.options
+
+    def computed_outputs_of(self, form: Variant) -> list[int]:
+        """The outputs of the forward call that a form of the gradient's op writes over."""
+        return [self.rule.inputs[given.arg].arg for given in form.tensors if given.written is not None]
+
+    def form_in_place(self) -> Variant | None:
+        """The form of the gradient's op whose results all take the place of outputs that are kept for it alone."""
+        arguments = [given.arg for given in self.form.tensors]
+        for form in self.backward.variants[1:]:
+            written = {given.written: given.arg for given in form.tensors if given.written is not None}
+            sources = [self.rule.inputs.get(arg) for arg in written.values()]
+            kept = all(s is not None and s.kind == "output" and s.arg in self.computed_outputs for s in sources)
+            whole = set(written) == set(self.form.returned) and [given.arg for given in form.tensors] == arguments
+            if form.is_mutating and not form.wanted and kept and whole:
+                return form
+        return None
 
     def extra(self, tensors: Sequence[Any], options: Sequence[Any]) -> list[Any]:
         """Sizes of the forward call that are options of the gradient."""
