@@ -6,8 +6,8 @@ fast as it was. Needs PyTorch with CUDA; FlashInfer is measured where it is inst
 are timed in the same way as Warpsmith times itself: calls captured in a CUDA graph, large cases rotating over copies of
 their tensors that together are three times the L2, the median of replays between events.
 
-usage: bench/gpu.py [OP ...] [--kernel NAME] [--dtype TYPE] [--stale | --no-record] [--retime-peers] [--budget 8m]
-       [--peers FILE]
+usage: bench/gpu.py [OP ...] [--kernel NAME] [--dtype TYPE] [--stale | --no-record] [--retime-peers] [--few-samples]
+       [--budget 8m] [--peers FILE]
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Pace:
 
 
 THOROUGH = Pace(seconds=0.04, rest=0.25, samples=20)
+#: The same rest before each sample, so that the clock is as high.
+FEW_SAMPLES = Pace(seconds=0.04, rest=0.25, samples=5)
 
 
 def time_call(call, sets: list[tuple], keep_outputs: bool, pace: Pace = THOROUGH) -> float:
@@ -156,6 +158,7 @@ def main() -> None:
     parser.add_argument("--kernel", help="time this kernel, not the one that a call gets")
     parser.add_argument("--dtype", help="only this element type")
     parser.add_argument("--retime-peers", action="store_true", help="time peers whose times are kept, too")
+    parser.add_argument("--few-samples", action="store_true", help="five of a peer whose calls are long, not twenty")
     parser.add_argument("--budget", type=peers.seconds, help="begin no case after this time, such as 8m")
     evidence = parser.add_mutually_exclusive_group()
     evidence.add_argument("--stale", action="store_true", help="only cases that the evidence has no present timing of")
@@ -171,6 +174,7 @@ def main() -> None:
     record += ["--stale"] if args.stale else []
     kept = None if args.retime_peers else peers.Kept(torch.cuda.get_device_name(0))
     calibrated = kept is None
+    pace = FEW_SAMPLES if args.few_samples else THOROUGH
     with path.open("w") as out:
         for op in args.ops or [None]:
             words = [*([op] if op else []), "--device", "cuda", "--peers", str(path), *record]
@@ -184,17 +188,17 @@ def main() -> None:
                     if not calibrated:
                         kept.calibrate("cuda", out, calibrate)
                         calibrated = True
-                    compare(row, out, kept)
+                    compare(row, out, kept, pace)
                     torch.cuda.empty_cache()
 
 
-def compare(row: dict, out: TextIO, kept: peers.Kept | None) -> None:
+def compare(row: dict, out: TextIO, kept: peers.Kept | None, pace: Pace) -> None:
     """Times the peers on the case that Warpsmith has just timed, unless their times are kept."""
     case = peers.Case.of(row)
     if kept and kept.knows(case):
         times = kept.of(case)
     else:
-        times, failures = measure(case, copies(row))
+        times, failures = measure(case, copies(row), pace)
         for name, why in failures.items():
             print(f"  {name}: {why}", file=sys.stderr)
         peers.write(out, case, "cuda", times)

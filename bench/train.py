@@ -2,9 +2,9 @@
 """Times training steps of a model of transformers on this machine's GPU: as it is, compiled, and patched by Warpsmith.
 
 A step is forward with labels, backward and AdamW. All three take turns in one process, each alone in memory, several
-times; shown are medians of milliseconds and the peak memory. `--losses N` trains for N steps from the same weights on
-the same tokens, plain and patched, and shows how far the losses part. Needs PyTorch with CUDA, transformers and the
-package (`PYTHONPATH=crates/python/python`, with the native half).
+times; shown are medians of milliseconds and the peak memory, that of Warpsmith's workspaces included. `--losses N`
+trains for N steps from the same weights on the same tokens, plain and patched, and shows how far the losses part. Needs
+PyTorch with CUDA, transformers and the package's native half (`scripts/python-dev.sh`).
 
 usage: bench/train.py [--losses N] [--batch 4] [--length 2048] [--layers 12] [--rounds 3] [--no-record]
 """
@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "crates" / "python" / "python"))
 VOCABULARY = 32000
 #: Tokens of each text whose loss is compared.
 LOSS_LENGTH = 256
@@ -51,9 +52,7 @@ def prepared(kind: str, layers: int):
 
     model = build(layers)
     if kind == "warpsmith":
-        report = warpsmith.patch(model)
-        for path, (was, why) in report.left.items():
-            print(f"  left: {path} ({was}): {why}", file=sys.stderr)
+        print(warpsmith.patch(model), file=sys.stderr)
     called = torch.compile(model) if kind == "torch.compile" else model
     return model, called
 
@@ -66,6 +65,8 @@ def free() -> None:
 
 def one(kind: str, args: argparse.Namespace) -> tuple[float, float]:
     """Milliseconds of a step and the peak of memory in GiB."""
+    import warpsmith
+
     model, called = prepared(kind, args.layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     ids = torch.randint(0, VOCABULARY, (args.batch, args.length), device="cuda")
@@ -79,6 +80,7 @@ def one(kind: str, args: argparse.Namespace) -> tuple[float, float]:
         step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
+    warpsmith.reset_peak_memory_stats("cuda")
     samples = []
     for _ in range(5):
         begun = time.perf_counter()
@@ -86,8 +88,11 @@ def one(kind: str, args: argparse.Namespace) -> tuple[float, float]:
             step()
         torch.cuda.synchronize()
         samples.append((time.perf_counter() - begun) / 4 * 1e3)
-    peak = torch.cuda.max_memory_allocated() / 2**30
-    return statistics.median(samples), peak
+    peak = torch.cuda.max_memory_allocated()
+    if kind == "warpsmith":
+        # Workspaces are not PyTorch's memory.
+        peak += warpsmith.memory_stats("cuda").pool_peak
+    return statistics.median(samples), peak / 2**30
 
 
 def losses(kind: str, args: argparse.Namespace) -> list[float]:
