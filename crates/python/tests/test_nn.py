@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import formulas
 import pytest
 import torch
 import warpsmith
@@ -201,6 +202,37 @@ def test_an_adapter_in_place_of_a_layer_is_called() -> None:
     mlp.up_proj = before
     before.register_forward_hook(lambda module, args, out: 2 * out)
     torch.testing.assert_close(mlp(x), expected)
+
+
+def test_the_activation_of_an_adapter_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    mlp, plain = wnn.GatedMLP(32, 48), PlainMLP()
+    plain.load_state_dict(mlp.state_dict())
+    mlp.gate_proj = nn.Sequential(mlp.gate_proj, nn.Identity())
+    x = torch.randn(4, 32, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    plain(y).square().sum().backward()
+    calls, real = [], warpsmith.ops.activation
+    monkeypatch.setattr(warpsmith.ops, "activation", lambda *a, **k: calls.append(k) or real(*a, **k))
+    mlp(x).square().sum().backward()
+    assert calls == [{"kind": "silu"}]
+    torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("error::warpsmith.FallbackWarning")
+def test_flash_attention_trains_with_all_options() -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, length, heads, 32) for length, heads in ((9, 4), (12, 2), (12, 2))]
+    inputs.append(torch.randn(4))
+    layer = wnn.FlashAttention(causal=True, window=5, softcap=3.0, scale=0.5)
+    ours = [tensor.clone().requires_grad_() for tensor in inputs]
+    theirs = [tensor.double().requires_grad_() for tensor in inputs]
+    found = layer(*ours[:3], sinks=ours[3])
+    expected = formulas.attention(*theirs[:3], sinks=theirs[3], causal=True, window=5, softcap=3.0, scale=0.5)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+    found.square().sum().backward()
+    expected.square().sum().backward()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.grad.double(), other.grad, rtol=1e-3, atol=1e-4)
 
 
 def test_paged_attention() -> None:

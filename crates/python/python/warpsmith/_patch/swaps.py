@@ -11,7 +11,7 @@ from torch import nn
 
 from warpsmith import ops
 from warpsmith.nn import GatedMLP, LayerNorm, RMSNorm
-from warpsmith.nn._linear import ACTIVATIONS, Activation, Gate, has_hooks, product
+from warpsmith.nn._linear import ACTIVATIONS, Activation, Gate, activated, has_hooks, product
 from warpsmith.nn._support import fits
 
 #: transformers' names of activations, as the kernels have them.
@@ -149,7 +149,7 @@ def conv1d(layer: Any, x: torch.Tensor, act: Activation = "none") -> torch.Tenso
     """A layer of GPT-2's and an activation: in one kernel if the layer is nothing else."""
     if type(layer).__name__ == "Conv1D" and not has_hooks(layer):
         return product(x, layer.weight.t(), layer.bias, act=act)
-    return ACTIVATIONS[act](layer(x))
+    return activated(layer(x), act)
 
 
 def adopt(module: nn.Module, original: nn.Module) -> None:

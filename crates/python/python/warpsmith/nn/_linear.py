@@ -136,8 +136,15 @@ def run(
     """A layer, an activation and a sum: in one kernel if it is nothing but a linear layer."""
     if is_plain(layer):
         return product(x, layer.weight, layer.bias, act=act, residual=residual)
-    out = ACTIVATIONS[act](layer(x))
+    out = activated(layer(x), act)
     return out if residual is None else residual + out
+
+
+def activated(x: torch.Tensor, act: Activation) -> torch.Tensor:
+    """An activation of what a layer of others' returned. A compiler fuses it with what is around it."""
+    if act == "none" or torch.compiler.is_compiling() or not fits("activation", x):
+        return ACTIVATIONS[act](x)
+    return ops.activation(x, kind=act)
 
 
 def is_plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
