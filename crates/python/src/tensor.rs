@@ -141,16 +141,16 @@ impl Tensor {
         let tensor = &self.tensor;
         let shape = tensor.shape();
         match tensor.dtype() {
-            DType::I64 => nest(py, shape, &py.detach(|| tensor.to_vec::<i64>()).or_raise(py)?),
-            DType::I32 | DType::U8 => {
+            DType::I64 => nest(py, shape, &py.detach(|| tensor.to_vec::<i64>()).or_raise(py)?, |value| value),
+            of => {
                 let values = py.detach(|| tensor.to_f64()).or_raise(py)?;
-                nest(py, shape, &values.iter().map(|&value| value as i64).collect::<Vec<_>>())
+                // Without another list of them: it might not fit into memory.
+                match of {
+                    DType::I32 | DType::U8 => nest(py, shape, &values, |value| value as i64),
+                    DType::Bool => nest(py, shape, &values, |value| value != 0.0),
+                    _ => nest(py, shape, &values, |value| value),
+                }
             }
-            DType::Bool => {
-                let values = py.detach(|| tensor.to_f64()).or_raise(py)?;
-                nest(py, shape, &values.iter().map(|&value| value != 0.0).collect::<Vec<_>>())
-            }
-            _ => nest(py, shape, &py.detach(|| tensor.to_f64()).or_raise(py)?),
         }
     }
 
@@ -168,19 +168,25 @@ impl Tensor {
     }
 }
 
-/// Elements in row-major order as nested lists.
-fn nest<'py, T>(py: Python<'py>, shape: &[usize], values: &[T]) -> PyResult<Bound<'py, PyAny>>
+/// Elements in row-major order as nested lists of what `number` makes of each.
+fn nest<'py, T, N>(
+    py: Python<'py>,
+    shape: &[usize],
+    values: &[T],
+    number: impl Fn(T) -> N + Copy,
+) -> PyResult<Bound<'py, PyAny>>
 where
-    T: Copy + IntoPyObject<'py>,
+    T: Copy,
+    N: IntoPyObject<'py>,
 {
     let Some((&first, rest)) = shape.split_first() else {
-        let value = values[0].into_pyobject(py).map_err(Into::into)?;
+        let value = number(values[0]).into_pyobject(py).map_err(Into::into)?;
         return Ok(value.into_any().into_bound());
     };
     let list = PyList::empty(py);
     let part = values.len() / first.max(1);
     for index in 0..first {
-        list.append(nest(py, rest, &values[index * part..(index + 1) * part])?)?;
+        list.append(nest(py, rest, &values[index * part..(index + 1) * part], number)?)?;
     }
     Ok(list.into_any())
 }

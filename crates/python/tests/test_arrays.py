@@ -101,6 +101,24 @@ def test_copies_and_devices() -> None:
         tensor.__dlpack__(stream=7)
 
 
+def test_memory_that_does_not_hold_the_values_is_refused() -> None:
+    """PyTorch hands out the memory of lazy negatives, such as the imaginary part of a conjugate, as it is."""
+    negative = torch.complex(torch.ones(3), torch.ones(3)).conj().imag
+    assert negative.is_neg()
+    with pytest.raises(ValueError, match="resolve_neg"):
+        warpsmith.from_dlpack(negative)
+    assert warpsmith.from_dlpack(negative.resolve_neg()).tolist() == [-1.0, -1.0, -1.0]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.int32, np.uint8, np.bool_])
+def test_lists_that_do_not_fit_into_memory(dtype: type) -> None:
+    endless = warpsmith.from_dlpack(np.broadcast_to(np.ones(1, dtype), (1 << 45,)))
+    with pytest.raises(MemoryError):
+        endless.tolist()
+    few = warpsmith.from_dlpack(np.broadcast_to(np.ones(1, dtype), (2, 1, 3)))
+    assert few.tolist() == [[[1, 1, 1]], [[1, 1, 1]]]
+
+
 def test_what_cannot_be_taken_is_refused() -> None:
     for wrong, error in [
         (3, TypeError),

@@ -55,6 +55,12 @@ pub fn import(object: &Bound<'_, PyAny>, writable: bool) -> PyResult<Tensor> {
         );
         return Err(PyTypeError::new_err(message));
     };
+    // PyTorch hands out the memory of such a tensor as if its values lay there.
+    let is_negated = object.call_method0("is_neg").and_then(|answer| answer.extract()).unwrap_or(false);
+    if is_negated {
+        let got = "a tensor that is the negative of its memory; `resolve_neg()` makes a plain one";
+        return Err(Error::parse("DLPack data", "memory that holds the values", got)).or_raise(py);
+    }
     let (kind, id): (i32, i32) = method.call0()?.extract()?;
     let device = device_of(kind, id).ok_or_else(|| {
         PyBufferError::new_err(format!("expected memory of the CPU or of CUDA, got DLPack device {kind}"))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import threading
 import warnings
 from collections.abc import Callable, Hashable
+from types import CodeType, FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
@@ -37,6 +39,15 @@ class FusedFunction(Generic[P, R]):
         self._compiled: dict[Hashable, _Compiled] = {}
         #: Forms for which tracing asked for sizes: they are compiled for each size.
         self._exact: set[Hashable] = set()
+        code = getattr(function, "__code__", None)
+        #: What the function belongs to, or an object that is called itself.
+        self._owner: Any = getattr(function, "__self__", None if code is not None else function)
+        if code is None:
+            # The code of an object's class, a module's or another's.
+            code = getattr(getattr(type(function), "forward", type(function).__call__), "__code__", None)
+        self._globals, self._attributes = _names(code)
+        self._around: dict[str, Any] = getattr(function, "__globals__", {})
+        self._cells: tuple[Any, ...] = getattr(function, "__closure__", None) or ()
         self._lock = threading.Lock()
         functools.update_wrapper(self, function)
 
@@ -66,7 +77,7 @@ class FusedFunction(Generic[P, R]):
         given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
         for name, value in given:
             if isinstance(value, torch.Tensor):
-                if type(value) not in (torch.Tensor, torch.nn.Parameter):
+                if type(value) not in (torch.Tensor, torch.nn.Parameter) or not _has_its_values(value):
                     return None, []
                 if value.device.type not in DEVICES:
                     _warn_of_device(self, value.device.type)
@@ -74,7 +85,10 @@ class FusedFunction(Generic[P, R]):
                 tensors.append(value)
                 form.append((name, value.dtype, value.device, _sizes(value, seen), _order(value)))
             else:
-                form.append((name, type(value), _constant(self, name, value)))
+                form.append((name, _constant(self, name, value)))
+                if type(value) not in _SIMPLE:
+                    form.extend(_numbers_of(value, self._attributes))
+        form.extend(self._surroundings())
         key: Hashable = tuple(form)
         if key in self._exact:
             key = (key, tuple(seen))
@@ -88,6 +102,32 @@ class FusedFunction(Generic[P, R]):
                 self._compiled[key] = compiled
         return compiled, tensors
 
+    def _surroundings(self) -> list[Hashable]:
+        """What a trace depends on beside the arguments: numbers, texts and flags that the function reads from around
+        it, and settings of PyTorch."""
+        found: list[Hashable] = [torch.get_default_dtype()]
+        if torch._C._is_any_autocast_enabled():
+            found.extend((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in DEVICES)
+        for name in self._globals:
+            value = self._around.get(name)
+            if type(value) in _SIMPLE:
+                found.append((name, _exactly(value)))
+            elif value is not torch:
+                found.extend(_numbers_of(value, self._attributes))
+        for cell in self._cells:
+            try:
+                value = cell.cell_contents
+            except ValueError:
+                # It has no value yet.
+                continue
+            if type(value) in _SIMPLE:
+                found.append(_exactly(value))
+            else:
+                found.extend(_numbers_of(value, self._attributes))
+        if self._owner is not None:
+            found.extend(_numbers_of(self._owner, self._attributes))
+        return found
+
 
 def fuse(function: Callable[P, R]) -> FusedFunction[P, R]:
     """Makes one kernel, or few, of a function of tensors: elementwise ops, casts, reductions along the last
@@ -98,7 +138,9 @@ def fuse(function: Callable[P, R]) -> FusedFunction[P, R]:
             return torch.nn.functional.silu(gate) * torch.nn.functional.rms_norm(x, weight.shape, weight)
 
     The function is traced at its first call, and again for other types and numbers of dimensions; sizes may change.
-    Other arguments than tensors are constants.
+    Other arguments than tensors are constants, and so are numbers, texts and flags that the function reads from around
+    it, also as attributes of objects and arguments: with others it is traced again. What is deeper inside of objects,
+    and what functions that it calls read from around them, stays as it was.
     """
     return FusedFunction(function)
 
@@ -131,9 +173,58 @@ def _constant(function: FusedFunction[..., Any], name: int | str, value: Any) ->
             expected="a tensor or a constant",
             got=type(value).__name__,
         ) from None
-    # Equal ones of different types are told apart by their type, which stands beside them; zeros by their text.
-    constant: Hashable = value.hex() if isinstance(value, float) else value
-    return constant
+    return _exactly(value)
+
+
+def _exactly(value: Any) -> Hashable:
+    """A constant with its type: 1, 1.0 and True are equal, and so are zeros of both signs, also within tuples."""
+    if isinstance(value, float):
+        return type(value), value.hex()
+    if isinstance(value, complex):
+        return type(value), value.real.hex(), value.imag.hex()
+    if isinstance(value, tuple):
+        return type(value), tuple(map(_exactly, value))
+    if isinstance(value, frozenset):
+        return type(value), frozenset(map(_exactly, value))
+    return type(value), value
+
+
+#: Types of constants that nobody can change.
+_SIMPLE = {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device}
+
+
+def _names(code: CodeType | None) -> tuple[list[str], list[str]]:
+    """The names that code, and code within it, looks up in its globals, and those of attributes."""
+    around: dict[str, None] = {}
+    attributes: dict[str, None] = {}
+    left = [] if code is None else [code]
+    while left:
+        within = left.pop()
+        left.extend(constant for constant in within.co_consts if isinstance(constant, CodeType))
+        for step in dis.get_instructions(within):
+            if step.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME")):
+                around[step.argval] = None
+            elif step.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")):
+                attributes[step.argval] = None
+    return list(around), list(attributes)
+
+
+def _numbers_of(value: Any, names: list[str]) -> list[Hashable]:
+    """Numbers, texts and flags that an object has under these names, of its own or of its class."""
+    if value is None or isinstance(value, (type, FunctionType)):
+        return []
+    own, kind = getattr(value, "__dict__", {}), type(value)
+    found: list[Hashable] = []
+    for name in names:
+        attribute = own[name] if name in own else getattr(kind, name, None)
+        if type(attribute) in _SIMPLE and attribute is not None:
+            found.append((name, _exactly(attribute)))
+    return found
+
+
+def _has_its_values(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's memory holds what it says: not the negative of it, nor, without memory, zeros."""
+    return tensor.layout is torch.strided and not tensor.is_neg() and not tensor._is_zerotensor()
 
 
 _warned: set[str] = set()
@@ -294,6 +385,11 @@ def _as_graph(dims: tuple[int, ...], rank: int) -> Seen:
     return tuple(dims.index(dim) if dim in dims else None for dim in range(rank))
 
 
+def _with_its_values(grad: torch.Tensor) -> torch.Tensor:
+    """The gradient of a conjugate's imaginary part may be the negative of what is in memory."""
+    return grad if _has_its_values(grad) else torch.empty_like(grad, memory_format=torch.contiguous_format).copy_(grad)
+
+
 class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, derivative: _Derivative, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -319,7 +415,7 @@ class _Apply(torch.autograd.Function):
             elif kind == "kept":
                 arguments.append(kept[at])
             else:
-                arguments.append(grads[at])
+                arguments.append(_with_its_values(grads[at]))
         results = derivative.backward(*arguments)
         results = results if isinstance(results, tuple) else (results,)
         by_input = dict(zip(derivative.wanted, results, strict=True))
