@@ -50,7 +50,7 @@ pub struct Args {
     max_running_requests: usize,
     /// Also compare the first token of a prompt of this many tokens and a few more with that of a second one with the same
     /// beginning; can be repeated
-    #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = at_least_one())]
     prefix: Vec<usize>,
     /// Runs of each row
     #[arg(long, short = 'r', value_name = "RUNS", default_value_t = 5, value_parser = at_least_one())]
@@ -111,6 +111,12 @@ fn measure_all(args: &Args) -> Result<ExitCode> {
         let expected =
             "a model without adapters: its own speed is measured here, and `bench-serve` measures theirs";
         return Err(warpsmith::Error::parse("lora", expected, "an adapter").into());
+    }
+    let is_empty = |sizes: &[usize]| sizes.iter().all(|&size| size == 0);
+    if is_empty(&args.prompt) && is_empty(&args.generate) && args.workload.is_none() && args.prefix.is_empty()
+    {
+        let expected = "something to measure: a prompt, tokens to generate, a workload or a prefix";
+        return Err(warpsmith::Error::parse("bench-model", expected, "nothing").into());
     }
     let source = Source::new(args.random.as_deref(), || args.model.path())?;
     let mut engine = source.open(&args.model, args.engine_options())?;

@@ -176,6 +176,7 @@ fn options_out_of_range_are_refused_with_the_range() {
         ("--context", "0", "is not in 1.."),
         ("-r", "0", "is not in 1.."),
         ("--batch", "1,0", "is not in 1.."),
+        ("--prefix", "0", "is not in 1.."),
         ("--mem-fraction-static", "5", "a number above 0 and at most 1"),
         ("--mem-fraction-static", "0", "a number above 0 and at most 1"),
         ("--mem-fraction-static", "NaN", "a number above 0 and at most 1"),
@@ -189,6 +190,8 @@ fn options_out_of_range_are_refused_with_the_range() {
     }
     let help = succeeds(&["generate", "--help"]);
     assert!(help.contains("[possible values: f32, bf16, f16]"), "{help}");
+    let told = fails(&["bench-model", "--model", RANDOM, "-p", "0", "-n", "0,0"]);
+    assert!(told.contains("something to measure"), "{told}");
     // By the model.
     let told = fails(&["bench-model", "--model", RANDOM, "--context", "129"]);
     assert!(told.contains("a context of 1 to 128 tokens") && told.contains("got 129"), "{told}");

@@ -320,6 +320,23 @@ mod tests {
         assert_eq!(row.to_vec::<f32>().unwrap(), [4.0, 9.0, 6.0], "the last handle may write its part");
     }
 
+    /// A write must not overtake the reads of handles that other threads have dropped. Where processors keep that order anyway,
+    /// the thread sanitizer sees a mistake.
+    #[test]
+    fn writes_come_after_the_reads_of_handles_that_are_gone() {
+        const COUNT: usize = 256;
+        let mut tensor = Tensor::from_slice(&[0i32; COUNT], &[COUNT], Device::Cpu).unwrap();
+        for round in 1..=200 {
+            let other = tensor.clone();
+            // The handle ends with the closure.
+            let reader = std::thread::spawn(move || other.to_vec::<i32>().unwrap());
+            while tensor.write(0, &[round; COUNT], &Stream::Host).is_err() {
+                std::thread::yield_now();
+            }
+            assert_eq!(reader.join().unwrap(), [round - 1; COUNT]);
+        }
+    }
+
     #[test]
     fn constant_tensors_are_read_only_for_good() {
         let mut tensor = Tensor::from_slice(&[1f32, 2.0], &[2], Device::Cpu).unwrap();

@@ -187,6 +187,15 @@ pub fn read(json: &Value) -> Result<Config> {
 
 fn gpt2(keys: &Keys<'_>, head_dim: usize, quantization: Option<Fp8Config>) -> Result<Config> {
     let (hidden_size, num_heads) = (keys.size("n_embd")?, keys.size("n_head")?);
+    // Other names of the same keys. Of two values, nobody knows which is meant.
+    for (other, key) in [
+        ("hidden_size", "n_embd"),
+        ("num_attention_heads", "n_head"),
+        ("num_hidden_layers", "n_layer"),
+        ("max_position_embeddings", "n_positions"),
+    ] {
+        keys.must_be_as(other, key)?;
+    }
     keys.must_be("add_cross_attention", false)?;
     // Only how attention is rounded. Sums are in f32 here in any case.
     keys.flag_or("reorder_and_upcast_attn", false)?;

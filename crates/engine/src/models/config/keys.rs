@@ -165,6 +165,16 @@ impl Keys<'_> {
         }
     }
 
+    /// A second name of a size, which must not say otherwise than the first.
+    pub fn must_be_as(&self, other: &str, key: &str) -> Result<()> {
+        match (self.size_if_any(key)?, self.size_if_any(other)?) {
+            (Some(size), Some(said)) if said != size => {
+                Err(self.wrong(other, format!("{size}, as `{}{key}` is", self.prefix), said))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// A number that must be one of those that change nothing, because others are not implemented.
     pub fn must_be_one_of(&self, key: &str, neutral: &[f64]) -> Result<()> {
         match self.find(key) {

@@ -84,6 +84,10 @@ fn common_keys() -> Vec<(&'static str, Value, Fate)> {
         ("use_cache", json!(false), NoEffect),
         ("initializer_range", json!(0.5), NoEffect),
         ("output_attentions", json!(true), NoEffect),
+        ("output_hidden_states", json!(true), NoEffect),
+        ("return_dict", json!(false), NoEffect),
+        ("problem_type", json!("regression"), NoEffect),
+        ("_name_or_path", json!("somewhere"), NoEffect),
         ("tie_last_hidden_states", json!(true), NoEffect),
         ("bos_token_id", json!(5), NoEffect),
         ("eos_token_id", json!([5, 6]), NoEffect),
@@ -203,6 +207,25 @@ fn no_windows() -> Vec<(&'static str, Value, Fate)> {
     ]
 }
 
+/// The keys that transformers' class of a family has, and what holds without each. `scripts/config_keys.py` writes them down.
+fn class_keys(family: &str) -> serde_json::Map<String, Value> {
+    let all: Value = serde_json::from_str(include_str!("../../../tests/fixtures/config_keys.json")).unwrap();
+    all[family]
+        .as_object()
+        .unwrap_or_else(|| panic!("{family}: scripts/config_keys.py lacks its class"))
+        .clone()
+}
+
+/// As [`judge_keys`], where every key of the family's class must be among them.
+fn judge_class(base: &Value, keys: Vec<(&'static str, Value, Fate)>) {
+    let family = base["model_type"].as_str().unwrap();
+    let is_judged = |key: &String| keys.iter().any(|(judged, ..)| judged == key);
+    let missing: Vec<String> =
+        class_keys(family).into_iter().map(|(key, _)| key).filter(|key| !is_judged(key)).collect();
+    assert!(missing.is_empty(), "{family}: nobody says what becomes of {missing:?}");
+    judge_keys(base, keys);
+}
+
 /// Compares what becomes of keys with what is written down.
 fn judge_keys(base: &Value, keys: Vec<(&'static str, Value, Fate)>) {
     let plain = Config::from_json(base).unwrap();
@@ -224,7 +247,7 @@ fn judge_keys(base: &Value, keys: Vec<(&'static str, Value, Fate)>) {
 fn keys_of_llama_are_used_or_refused() {
     let own = [("mlp_bias", json!(true), Used), ("pretraining_tp", json!(4), NoEffect)];
     let all = [common_keys(), decoder_keys(), own_biases_and_tables(), no_windows(), own.to_vec()];
-    judge_keys(&llama(), all.concat());
+    judge_class(&llama(), all.concat());
 }
 
 #[test]
@@ -250,6 +273,12 @@ fn keys_of_gpt2_are_used_or_refused() {
         ("reorder_and_upcast_attn", json!(true), NoEffect),
         ("add_cross_attention", json!(true), Refused),
         ("tie_word_embeddings", json!(false), Used),
+        // Second names, which must say the same.
+        ("hidden_size", json!(64), NoEffect),
+        ("hidden_size", json!(128), Refused),
+        ("num_attention_heads", json!(1), Refused),
+        ("num_hidden_layers", json!(3), Refused),
+        ("max_position_embeddings", json!(1024), Refused),
         ("n_ctx", json!(7), NoEffect),
         ("attn_pdrop", json!(0.5), NoEffect),
         ("embd_pdrop", json!(0.5), NoEffect),
@@ -260,7 +289,36 @@ fn keys_of_gpt2_are_used_or_refused() {
         ("summary_first_dropout", json!(0.5), NoEffect),
         ("summary_proj_to_labels", json!(false), NoEffect),
     ];
-    judge_keys(&gpt2(), [common_keys(), own.to_vec()].concat());
+    judge_class(&gpt2(), [common_keys(), own.to_vec()].concat());
+}
+
+/// A file without a key means what transformers' class has for it, or is refused by that key.
+#[test]
+fn without_a_key_holds_what_the_class_has() {
+    for (family, ..) in crate::models::FAMILIES {
+        let mut base = if *family == "gpt2" { gpt2() } else { llama() };
+        if *family != "gpt2" {
+            base["model_type"] = json!(family);
+            // As many heads as classes have of keys and values, and heads of the same size with the key as without.
+            base["num_attention_heads"] = json!(64);
+            base["hidden_size"] = json!(64 * 32);
+            base["head_dim"] = json!(32);
+        }
+        for (key, default) in class_keys(family) {
+            let (mut without, mut with) = (base.clone(), base.clone());
+            without.as_object_mut().unwrap().remove(&key);
+            with[&key] = default.clone();
+            match Config::from_json(&without) {
+                Ok(without) => {
+                    let with = Config::from_json(&with);
+                    assert_eq!(with.ok(), Some(without), "{family}: without {key}, {default} holds");
+                }
+                Err(error) => {
+                    assert!(error.to_string().contains(&format!("`{key}`")), "{family}: {key}: {error}");
+                }
+            }
+        }
+    }
 }
 
 #[test]

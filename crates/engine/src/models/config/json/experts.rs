@@ -19,6 +19,7 @@ pub fn read(
         _ => return Ok(None),
     };
     // Two names of one key.
+    keys.must_be_as("num_experts", "num_local_experts")?;
     let count = match keys.size_if_any("num_local_experts")? {
         Some(count) => count,
         None => keys.size_or("num_experts", count)?,

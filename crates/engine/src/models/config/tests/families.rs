@@ -14,7 +14,7 @@ fn relative(family: &str) -> Value {
 fn keys_of_olmo2_are_used_or_refused() {
     let own = [("mlp_bias", json!(true), NoEffect), ("sliding_window", json!(16), NoEffect)];
     let all = [common_keys(), decoder_keys(), own_biases_and_tables(), no_windows(), own.to_vec()];
-    judge_keys(&relative("olmo2"), all.concat());
+    judge_class(&relative("olmo2"), all.concat());
     let mut bare = relative("olmo2");
     bare.as_object_mut().unwrap().remove("rms_norm_eps");
     assert_eq!(Config::from_json(&bare).unwrap().norm_eps, 1e-5);
@@ -38,7 +38,7 @@ fn keys_of_qwen2_and_qwen3_are_used_or_refused() {
             ("max_window_layers", json!(1), NoEffect),
             ("layer_types", json!(["full_attention", "full_attention"]), NoEffect),
         ];
-        judge_keys(&relative(family), [common_keys(), decoder_keys(), own.to_vec()].concat());
+        judge_class(&relative(family), [common_keys(), decoder_keys(), own.to_vec()].concat());
         // A list of layers with windows asks for windows that are used.
         let mut listed = relative(family);
         listed["layer_types"] = json!(["full_attention", "sliding_attention"]);
@@ -86,7 +86,7 @@ fn keys_of_mistral_are_used_or_refused() {
         ("layer_types", json!(["full_attention", "full_attention"]), NoEffect),
         ("layer_types", json!(["full_attention", "sliding_attention"]), Refused),
     ];
-    judge_keys(&relative("mistral"), [common_keys(), decoder_keys(), own.to_vec()].concat());
+    judge_class(&relative("mistral"), [common_keys(), decoder_keys(), own.to_vec()].concat());
     let mut bare = relative("mistral");
     bare.as_object_mut().unwrap().remove("num_key_value_heads");
     bare["num_attention_heads"] = json!(16);
@@ -142,8 +142,11 @@ fn keys_of_mixtures_of_experts_are_used_or_refused() {
     ];
     for (family, own) in [("qwen3_moe", &of_qwen3[..]), ("mixtral", &of_mixtral)] {
         let all = [common_keys(), decoder_keys(), common.to_vec(), own.to_vec()];
-        judge_keys(&relative(family), all.concat());
+        judge_class(&relative(family), all.concat());
     }
+    let mut twice = relative("mixtral");
+    twice["num_local_experts"] = json!(8);
+    judge_keys(&twice, vec![("num_experts", json!(8), NoEffect), ("num_experts", json!(4), Refused)]);
     let experts = |config: &Value| Config::from_json(config).unwrap().experts.unwrap();
     let expected = |count, used, intermediate_size, normalize| ExpertsConfig {
         count,
@@ -187,7 +190,7 @@ fn keys_of_smollm3_are_used_or_refused() {
         ("sliding_window", json!(16), NoEffect),
         ("layer_types", json!(["full_attention", "full_attention"]), NoEffect),
     ];
-    judge_keys(&relative("smollm3"), [common_keys(), decoder_keys(), own.to_vec()].concat());
+    judge_class(&relative("smollm3"), [common_keys(), decoder_keys(), own.to_vec()].concat());
     let mut config = relative("smollm3");
     config.as_object_mut().unwrap().remove("rope_theta");
     config["no_rope_layer_interval"] = json!(2);
@@ -228,7 +231,7 @@ fn keys_of_phi3_are_used_or_refused() {
         // Read beside LongRoPE alone.
         ("original_max_position_embeddings", json!(64), NoEffect),
     ];
-    judge_keys(&relative("phi3"), [common_keys(), decoder, own].concat());
+    judge_class(&relative("phi3"), [common_keys(), decoder, own].concat());
     let mut config = relative("phi3");
     config["rope_scaling"] = longrope("longrope");
     judge_keys(&config, vec![("original_max_position_embeddings", json!(64), Used)]);
@@ -279,6 +282,8 @@ fn keys_of_gemma3_are_used_or_refused() {
         ("sliding_window_pattern", json!(6), NoEffect),
         ("sliding_window_pattern", json!(2), Used),
         ("sliding_window_pattern", json!(0), Refused),
+        // Written, and not read.
+        ("_sliding_window_pattern", json!(2), NoEffect),
         ("layer_types", json!(types("full_attention")), Used),
         ("layer_types", json!(types("chunked_attention")), Refused),
         ("layer_types", json!(["full_attention"]), Refused),
@@ -292,7 +297,7 @@ fn keys_of_gemma3_are_used_or_refused() {
         ("rope_parameters", json!({"rope_theta": 7.0}), Refused),
         ("rope_parameters", json!({"full_attention": 7}), Refused),
     ];
-    judge_keys(&gemma, [common_keys(), decoder, own].concat());
+    judge_class(&gemma, [common_keys(), decoder, own].concat());
     let config = Config::from_json(&gemma).unwrap();
     let windows: Vec<bool> = config.layers.iter().map(|layer| layer.window.is_some()).collect();
     assert_eq!(windows, [true, true, true, true, true, false, true]);
