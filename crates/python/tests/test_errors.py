@@ -66,8 +66,8 @@ def test_missing_and_unknown_arguments() -> None:
 
 
 WRONG_KINDS: dict[str, list[Any]] = {
-    "float": ["a", (1.0,), [1.0]],
-    "int": ["a", (3, 0), 1.5, None],
+    "float": ["a", (1.0,), [1.0], 10**400],
+    "int": ["a", (3, 0), 1.5, None, 2**63, -(2**63) - 1],
     "bool": ["a", (True,), None],
     "choice": ["nothing", "", 3, None, ("gelu",)],
 }

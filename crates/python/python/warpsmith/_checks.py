@@ -77,7 +77,18 @@ def is_kind(attr: Attr, value: Any) -> bool:
         return isinstance(value, str) and value in attr.choices
     if attr.kind == "bool":
         return is_flag(value)
-    return isinstance(value, numbers.Real if attr.kind == "float" else numbers.Integral)
+    if attr.kind == "float":
+        return isinstance(value, numbers.Real) and _is_float(value)
+    return isinstance(value, numbers.Integral) and -(2**63) <= int(value) < 2**63
+
+
+def _is_float(value: numbers.Real) -> bool:
+    """Whether a number has the range of floats."""
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
 
 
 def is_flag(value: Any) -> bool:
@@ -98,5 +109,5 @@ def expected_kind(attr: Attr) -> str:
     """The valid values of an option, in words."""
     if attr.kind == "choice":
         return f"one of {', '.join(attr.choices)}"
-    text = {"float": "a number", "int": "a whole number", "bool": "True or False"}[attr.kind]
+    text = {"float": "a number", "int": "a whole number of 64 bits", "bool": "True or False"}[attr.kind]
     return f"{text} or None" if attr.default is None else text
