@@ -48,11 +48,11 @@ def sdpa(
     and wrong calls, so that the error is the one people know. A :class:`warpsmith.FallbackWarning` says so, once for
     each reason.
     """
-    check_dropout("sdpa", "dropout_p", dropout_p)
     if attn_mask is None and dropout_p == 0.0 and is_plain(query, key, value):
         found = quick(query, key, value, is_causal, scale, enable_gqa)
         if found is not None:
             return found
+    check_dropout("sdpa", "dropout_p", dropout_p)
     shape, reason = None, None
     if query.ndim == key.ndim == value.ndim != 4:
         fitting = in_four(query, key, value, attn_mask)
