@@ -17,6 +17,7 @@ import os
 import statistics
 import time
 
+import _help  # noqa: F401
 import peers
 import torch
 

@@ -21,6 +21,7 @@ import time
 from dataclasses import dataclass
 from typing import TextIO
 
+import _help  # noqa: F401
 import peers
 import torch
 

@@ -14,6 +14,7 @@ import json
 import statistics
 import time
 
+import _help  # noqa: F401
 import peers
 import torch
 import torch.nn.functional as F

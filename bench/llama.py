@@ -24,6 +24,7 @@ import sys
 import time
 from dataclasses import dataclass
 
+import _help  # noqa: F401
 import numpy as np
 from llama_cpp import Llama
 

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+import _help  # noqa: F401
 import peers
 import torch
 

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import _help  # noqa: F401
 import cpu
 import gpu
 import peers

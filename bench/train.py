@@ -20,6 +20,7 @@ import sys
 import time
 from pathlib import Path
 
+import _help  # noqa: F401
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
