@@ -166,6 +166,19 @@ fn damaged_cubins_are_read_without_harm() {
 }
 
 #[test]
+fn each_architecture_gets_a_compiler_that_knows_it() {
+    let Ok(first) = nvrtc::find() else { return };
+    let old: Arch = "60".parse().unwrap();
+    assert!(std::ptr::eq(nvrtc::find_for(&[SM_90A]).unwrap(), first));
+    // The environment of the tests has NVRTC 12 beside 13; elsewhere there may be no other.
+    let found = nvrtc::find_for(&[old, SM_90A]).unwrap();
+    let installed = nvrtc(12).is_some_and(|other| {
+        std::env::var_os("VIRTUAL_ENV").is_some_and(|environment| other.path().starts_with(environment))
+    });
+    assert!(found.compiles_for(SM_90A) && (found.compiles_for(old) || !installed), "{found:?}");
+}
+
+#[test]
 fn two_versions_work_side_by_side() {
     let (Some(new), Some(old)) = (nvrtc(13), nvrtc(12)) else { return };
     assert_eq!((new.version().0, old.version().0), (13, 12));

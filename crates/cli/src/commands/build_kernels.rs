@@ -67,9 +67,11 @@ pub struct Args {
 const EXAMPLES: &str = "\
 Examples:
   warpsmith build-kernels --arch 80,90a --out kernels
-  warpsmith build-kernels --arch 90a --out kernels --op rms_norm --op rms_norm_backward
+  warpsmith build-kernels --arch 90a --out kernels --op rms_norm \\
+      --op rms_norm_backward
   warpsmith build-kernels --arch 90a --out kernels --model Qwen/Qwen3-0.6B
-  warpsmith build-kernels --arch 90a --out kernels --random qwen3-0.6b --kv-dtype fp8_e4m3
+  warpsmith build-kernels --arch 90a --out kernels --random qwen3-0.6b \\
+      --kv-dtype fp8_e4m3
   WARPSMITH_KERNEL_PACK=kernels WARPSMITH_DISABLE_JIT=1 your-program";
 
 pub fn run(args: &Args) -> warpsmith_engine::Result<ExitCode> {
@@ -103,8 +105,11 @@ pub fn run(args: &Args) -> warpsmith_engine::Result<ExitCode> {
     }
     let requests: Vec<Request<'_>> =
         variants.iter().map(|(arch, variant)| variant.request(*arch, args.profile.profile())).collect();
-    let compiler =
-        Caching { nvrtc: nvrtc::find()?, cache: Cache::default_location(), hits: AtomicUsize::new(0) };
+    let compiler = Caching {
+        nvrtc: nvrtc::find_for(&args.arch)?,
+        cache: Cache::default_location(),
+        hits: AtomicUsize::new(0),
+    };
     let mut pool = rayon::ThreadPoolBuilder::new();
     if let Some(jobs) = args.jobs {
         pool = pool.num_threads(jobs.into());

@@ -117,7 +117,7 @@ pub fn get(request: &Request) -> Result<Arc<Compiled>> {
 
 /// The PTX of a request, for reading; always compiled.
 pub fn to_ptx(request: &Request) -> Result<String> {
-    nvrtc::find()?.ptx_with(request)
+    nvrtc::find_for(&[request.arch])?.ptx_with(request)
 }
 
 /// Why the disk cache could not be used in this process, if so.

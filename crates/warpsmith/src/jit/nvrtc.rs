@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use super::search::{self, Place, Surroundings};
-use super::{Compiler, Output, Profile, Request};
+use super::{Arch, Compiler, Output, Profile, Request};
 use crate::{Error, Result};
 
 type Program = *mut c_void;
@@ -74,6 +74,23 @@ impl std::fmt::Debug for Nvrtc {
 pub fn find() -> Result<&'static Nvrtc> {
     static FOUND: OnceLock<Result<Nvrtc>> = OnceLock::new();
     FOUND.get_or_init(|| find_in(&Surroundings::of_process().library_places())).as_ref().map_err(Error::clone)
+}
+
+/// The NVRTC of this machine for these architectures: that of [`find`], unless only another one compiles for all of them.
+/// NVRTC 13 no longer knows GPUs before sm_75, and NVRTC 12 can be installed beside it.
+pub fn find_for(archs: &[Arch]) -> Result<&'static Nvrtc> {
+    static ALL: OnceLock<Vec<Nvrtc>> = OnceLock::new();
+    let first = find()?;
+    let suits = |nvrtc: &&Nvrtc| archs.iter().all(|arch| nvrtc.compiles_for(*arch));
+    if suits(&first) {
+        return Ok(first);
+    }
+    let all = ALL.get_or_init(|| {
+        let places = Surroundings::of_process().library_places();
+        let paths = places.iter().flat_map(|place| place.libraries("libnvrtc.so"));
+        paths.filter_map(|path| open(&path).ok()).collect()
+    });
+    Ok(all.iter().find(suits).unwrap_or(first))
 }
 
 fn find_in(places: &[Place]) -> Result<Nvrtc> {
@@ -156,6 +173,11 @@ impl Nvrtc {
         &self.archs
     }
 
+    /// Whether it knows an architecture. One that is too old to say may.
+    pub fn compiles_for(&self, arch: Arch) -> bool {
+        self.archs.is_empty() || self.archs.contains(&arch.number())
+    }
+
     /// Compiles straight to a cubin.
     pub fn compile_with(&self, request: &Request) -> Result<Output> {
         let program = self.build(request, request.arch.to_string())?;
@@ -177,7 +199,7 @@ impl Nvrtc {
     fn build<'a>(&'a self, request: &'a Request<'a>, target: String) -> Result<Build<'a>> {
         request.check()?;
         let (major, minor) = self.version;
-        if !self.archs.is_empty() && !self.archs.contains(&request.arch.number()) {
+        if !self.compiles_for(request.arch) {
             let known: Vec<String> = self.archs.iter().map(i32::to_string).collect();
             return Err(Error::Unavailable {
                 what: format!("a compiler for {}", request.arch),

@@ -68,7 +68,8 @@ pub struct Progress<'a> {
 
 /// Compiles all requests with this machine's NVRTC, on all cores, into the pack `out`. See [`build_with`].
 pub fn build(requests: &[Request], out: &Path, progress: &(dyn Fn(Progress) + Sync)) -> Result<Pack> {
-    build_with(nvrtc::find()?, requests, out, progress)
+    let archs: Vec<Arch> = requests.iter().map(|request| request.arch).collect();
+    build_with(nvrtc::find_for(&archs)?, requests, out, progress)
 }
 
 /// Compiles all requests into the pack `out`.

@@ -139,7 +139,7 @@ impl Jit {
     fn compiler(&self, request: &Request) -> Result<&dyn Compiler> {
         match &self.toolchain {
             Toolchain::Given(compiler) => Ok(compiler.as_ref()),
-            Toolchain::Nvrtc => nvrtc::find().map(|nvrtc| nvrtc as &dyn Compiler),
+            Toolchain::Nvrtc => nvrtc::find_for(&[request.arch]).map(|nvrtc| nvrtc as &dyn Compiler),
             Toolchain::Off => Err(Error::Unavailable {
                 what: format!("kernel `{}` for {}", request.source.name, request.arch),
                 why: "it is in no kernel pack and not in the disk cache, and compiling at run time is off"
