@@ -89,15 +89,16 @@ impl<O: Op> AnyOp for O {
         let problem = checked::<O>(args, attrs)?;
         let (chosen, reason) = select_kernel::<O>(&problem, info, select)?;
         let others = O::kernels().iter().filter(|k| k.name != chosen.name).map(|k| {
-            let why = k.refuses(&problem, info).unwrap_or_else(|| match k.batch_invariant {
-                true => "supported, but ranked lower".into(),
+            let may = k.batch_invariant || select.allow_batch_variant;
+            let why = k.refuses(&problem, info).unwrap_or_else(|| match may {
+                true => reason.against_others().into(),
                 false => "supported, but not batch-invariant".into(),
             });
             (k.name, why)
         });
         Ok(Explanation {
             kernel: chosen.name,
-            reason,
+            reason: reason.text().into(),
             config: (chosen.config)(&problem, info),
             others: others.collect(),
         })

@@ -47,12 +47,40 @@ pub(super) fn named<O: Op>(name: &str) -> Result<&'static Kernel<O::Problem>> {
     })
 }
 
+/// Why a kernel was taken.
+#[derive(Clone, Copy)]
+pub(super) enum Reason {
+    Named,
+    Tuned,
+    Ranked,
+}
+
+impl Reason {
+    /// For the kernel that was taken.
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Reason::Named => "named by the caller",
+            Reason::Tuned => "tuned on this device",
+            Reason::Ranked => "first in rank that supports the problem",
+        }
+    }
+
+    /// For one that could have been taken, too.
+    pub(super) fn against_others(self) -> &'static str {
+        match self {
+            Reason::Named => "supported, but another was named",
+            Reason::Tuned => "supported, but another was tuned for this problem",
+            Reason::Ranked => "supported, but ranked lower",
+        }
+    }
+}
+
 /// The kernel for a problem and the reason it was taken.
 pub(super) fn select_kernel<O: Op>(
     problem: &O::Problem,
     info: &DeviceInfo,
     select: &Select,
-) -> Result<(&'static Kernel<O::Problem>, String)> {
+) -> Result<(&'static Kernel<O::Problem>, Reason)> {
     let unsupported = |refusals| Error::Unsupported {
         op: O::SPEC.name,
         device: format!("{} ({})", info.device, info.name),
@@ -61,7 +89,7 @@ pub(super) fn select_kernel<O: Op>(
     if let Some(name) = &select.kernel {
         let kernel = named::<O>(name)?;
         return match kernel.refuses(problem, info) {
-            None => Ok((kernel, "named by the caller".into())),
+            None => Ok((kernel, Reason::Named)),
             Some(why) => Err(unsupported(vec![(kernel.name.into(), why)])),
         };
     }
@@ -75,10 +103,10 @@ pub(super) fn select_kernel<O: Op>(
     };
     let tuned = select.allow_batch_variant.then(|| tuned_for(true)).flatten();
     if let Some(kernel) = tuned.or_else(|| tuned_for(false)) {
-        return Ok((kernel, "tuned on this device".into()));
+        return Ok((kernel, Reason::Tuned));
     }
     if let Some(kernel) = O::kernels().iter().find(allowed) {
-        return Ok((kernel, "first in rank that supports the problem".into()));
+        return Ok((kernel, Reason::Ranked));
     }
     let refusals = O::kernels().iter().map(|k| {
         let why = k
