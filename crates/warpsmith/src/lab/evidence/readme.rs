@@ -8,13 +8,11 @@ use std::fmt::Write;
 use std::path::Path;
 
 /// Ops that share a line in the README, together with their gradients.
-const FAMILIES: [&[&str]; 12] = [
-    &["rms_norm", "layer_norm"],
-    &["softmax"],
+const FAMILIES: [&[&str]; 10] = [
+    &["rms_norm", "layer_norm", "softmax"],
     &["cross_entropy", "linear_cross_entropy", "kl_div"],
     &["rope", "qk_norm_rope"],
-    &["activation", "add_gelu", "mul_add", "gated_act"],
-    &["cast", "copy"],
+    &["activation", "add_gelu", "mul_add", "gated_act", "cast", "copy"],
     &["embedding", "argmax", "sample", "penalize"],
     &["linear", "linear_quant"],
     &["moe_route", "moe_losses", "moe_ffn", "grouped_linear"],
