@@ -11,6 +11,8 @@ use crate::jit::{Arch, CudaKernel, Defines, Source};
 use crate::kernel_params;
 use crate::op::Launch;
 
+// What the kernel and the device fix.
+
 /// The most copies a call makes: both operands of both products of a gradient.
 const MOST: usize = 4;
 /// Threads of a block, units of a warp, and bytes of a piece, of which a unit has one for each lane, as in the device code.
@@ -19,19 +21,21 @@ const ITEMS: usize = 4;
 const LANES: usize = 32;
 const PIECE: usize = 16;
 /// Lines of copies start at multiples of this many bytes: the copy engine reads lines that straddle two sectors of memory
-/// at a third of its speed. Long lines start where cache lines do.
+/// at a third of its speed. Lines of at least [`LONG`] bytes start where cache lines do.
 const SECTOR: usize = 32;
 const CACHE_LINE: usize = 128;
-const LONG: usize = 1024;
-/// The most rows of `x` for which threads load `w` in place: copying it would take longer than the product. The product
-/// has the same bits either way.
-const DIRECT_ROWS: usize = 64;
-/// A `w` of up to so many bytes is copied all the same if its lines have at least so many bytes: threads take about 900
-/// cycles for every 128 bytes of a line, in sequence, where the copy engine takes 200.
-const LONG_LINE: usize = 3072;
-const SMALL: usize = 16 << 20;
 /// Copies start at multiples of this many bytes.
 const COPY_UNIT: usize = 256;
+
+// What was chosen by times on an H200. No result depends on these.
+
+const LONG: usize = 1024;
+/// The most rows of `x` for which threads load `w` in place: copying it would take longer than the product.
+const DIRECT_ROWS: usize = 64;
+/// Even then, a `w` of at most [`SMALL`] bytes is copied if its lines have [`LONG_LINE`] bytes or more: threads take about
+/// 900 cycles for every 128 bytes of a line, one after the other, and the copy engine takes 200.
+const LONG_LINE: usize = 3072;
+const SMALL: usize = 16 << 20;
 
 kernel_params! {
     struct AlignParams { matrices: [AlignedMatrix; 4] }
