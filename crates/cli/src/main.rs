@@ -28,10 +28,10 @@ struct Cli {
 
 const AFTER_HELP: &str = "\
 Start with:
-  warpsmith doctor                       what this machine has, what is missing, how to fix it
+  warpsmith doctor                       what this machine has and lacks
   warpsmith list                         the ops
-  warpsmith list rms_norm                one op: its arguments, options and kernels
-  warpsmith explain rms_norm --arch 90a  which kernel would run, and why not the others
+  warpsmith list rms_norm                one op: arguments, options and kernels
+  warpsmith explain rms_norm --arch 90a  which kernel would run, and why
   warpsmith generate \"Hello\" --model M   an answer of a language model
   warpsmith serve M                      an OpenAI-compatible server
 
@@ -124,6 +124,9 @@ mod tests {
             assert!(command.get_about().is_some(), "{name} has no summary");
             let examples = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             assert!(examples.contains(&format!("warpsmith {name}")), "{name} shows no example");
+            for line in examples.lines() {
+                assert!(line.chars().count() <= 80, "{name} has an example of over 80 columns: {line}");
+            }
             for arg in command.get_arguments() {
                 assert!(arg.get_help().is_some(), "{name}: {} has no help", arg.get_id());
             }

@@ -70,7 +70,7 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["quick", "baseline", "stale", "budget", "step"])]
     host: bool,
     /// Wait for a line on standard input before each case and before the end, so that another program can time the same
-    /// case in between; print each result at once, and read --peers last. The line `again` has a case and the ceilings
+    /// case in between; print each result at once, and read --peers last. The line `again` has a case and the limits
     /// measured once more: what counts in the end is the median of its rounds
     #[arg(long, requires = "json")]
     step: bool,
@@ -90,13 +90,15 @@ const EXAMPLES: &str = "\
 Examples:
   warpsmith bench --quick
   warpsmith bench rms_norm --device cpu
-  warpsmith bench rms_norm --shape num_tokens=8192 hidden=4096 --with weight --dtype bf16
+  warpsmith bench rms_norm --shape num_tokens=8192 hidden=4096 \\
+      --with weight --dtype bf16
   warpsmith bench --json > before.jsonl
   warpsmith bench --baseline before.jsonl --tolerance 5
-  warpsmith bench --record --peers peers.jsonl   the evidence, with these times of peers
-  warpsmith bench --record --stale --budget 8m   only what has changed since it was timed
+  warpsmith bench --record --peers peers.jsonl   the evidence, beside peers
+  warpsmith bench --record --stale --budget 8m   only what has changed
   warpsmith bench --host                         what a call costs the host
-  echo '{\"do\": \"time\", \"op\": \"softmax\", \"dtype\": \"bf16\", \"layout\": \"padded\"}' | warpsmith bench --stdin";
+  echo '{\"do\": \"time\", \"op\": \"softmax\", \"dtype\": \"bf16\", \"layout\": \"padded\"}' \\
+      | warpsmith bench --stdin";
 
 /// Total bytes of the tensors of a case in a quick run, at most.
 pub fn quick_bytes(device: Device) -> usize {
@@ -161,7 +163,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             println!("{}", json_line(Some(m)));
         }
     } else if !args.step && !measured.is_empty() {
-        println!("{}: {ceilings}", device.info()?.name);
+        println!("{}", table::fit(&format!("{}: {ceilings}", device.info()?.name), 2));
         print_table(&measured, device, baseline.as_ref(), &recorder.peers()?);
     }
     if let Some(path) = recorder.path() {

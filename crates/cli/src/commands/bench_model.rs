@@ -72,10 +72,13 @@ enum Workload {
 const EXAMPLES: &str = "\
 Examples:
   warpsmith bench-model --model model.gguf
-  warpsmith bench-model --model model.gguf -p 128,512 -n 32 -r 3 -o json --threads 4
+  warpsmith bench-model --model model.gguf -p 128,512 -n 32 -r 3 \\
+      -o json --threads 4
   warpsmith bench-model --random qwen3-0.6b --device cuda --batch 1,32,128
-  warpsmith bench-model --random qwen3-8b --device cuda -p 0 -n 0 --workload nano-vllm
-  warpsmith bench-model --random qwen3-8b --device cuda -p 0 -n 0 --workload serve --requests 256
+  warpsmith bench-model --random qwen3-8b --device cuda -p 0 -n 0 \\
+      --workload nano-vllm
+  warpsmith bench-model --random qwen3-8b --device cuda -p 0 -n 0 \\
+      --workload serve --requests 256
   warpsmith bench-model --random config.json --prefix 8192";
 
 impl Args {

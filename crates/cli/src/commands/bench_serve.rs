@@ -73,10 +73,13 @@ pub struct Args {
 const EXAMPLES: &str = "\
 Examples:
   warpsmith bench-serve
-  warpsmith bench-serve --num-prompts 64 --max-concurrency 8 --random-input-len 256 --random-output-len 64
-  warpsmith bench-serve --request-rate 4 --goodput ttft:500 --goodput tpot:50 --json
+  warpsmith bench-serve --num-prompts 64 --max-concurrency 8 \\
+      --random-input-len 256 --random-output-len 64
+  warpsmith bench-serve --request-rate 4 --goodput ttft:500 \\
+      --goodput tpot:50 --json
   warpsmith bench-serve --num-prompts 500 --overload 10 --goodput e2el:20000
-  warpsmith bench-serve --base-url http://other:8000 --endpoint /v1/chat/completions --model NAME";
+  warpsmith bench-serve --base-url http://other:8000 --model NAME \\
+      --endpoint /v1/chat/completions";
 
 fn rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {

@@ -15,8 +15,9 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  warpsmith completions bash > ~/.local/share/bash-completion/completions/warpsmith
-  warpsmith completions zsh > ~/.zfunc/_warpsmith        (with ~/.zfunc in fpath)
+  warpsmith completions bash \\
+      > ~/.local/share/bash-completion/completions/warpsmith
+  warpsmith completions zsh > ~/.zfunc/_warpsmith   (~/.zfunc is in fpath)
   warpsmith completions fish > ~/.config/fish/completions/warpsmith.fish";
 
 pub fn run(args: &Args) -> Result<ExitCode> {

@@ -1,5 +1,6 @@
 //! `warpsmith doctor`: what this machine has for Warpsmith, and what to do about the rest.
 
+use crate::table;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::ExitCode;
@@ -94,15 +95,15 @@ impl Finding {
     }
 
     fn print(&self) {
-        println!(
-            "{:8} {:16} {}",
-            self.state.name(),
-            self.what,
-            self.found.replace('\n', "\n                          ")
-        );
+        let mut head = format!("{:8} {:19} ", self.state.name(), self.what);
+        let behind = " ".repeat(head.len());
+        for line in self.found.lines() {
+            println!("{}", table::headed(&head, line, behind.len()));
+            head.clone_from(&behind);
+        }
         for (label, text) in [("so", &self.meaning), ("fix", &self.fix)] {
             if !text.is_empty() {
-                println!("{:25} {label}: {text}", "");
+                println!("{}", table::headed(&behind, &format!("{label}: {text}"), behind.len()));
             }
         }
     }

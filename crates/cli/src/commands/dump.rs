@@ -2,6 +2,7 @@
 
 use crate::inputs::{ProfileArgs, parse_pairs};
 use crate::kernels::{self, Variant};
+use crate::table;
 use rayon::prelude::*;
 use std::process::ExitCode;
 use warpsmith::jit::CudaKernel;
@@ -63,9 +64,10 @@ impl What {
 
 const EXAMPLES: &str = "\
 Examples:
-  warpsmith dump rms_norm_row --set ELEM=bf16 --arch 90a   the resources of its bf16 variants
-  warpsmith dump rms_norm_row --variant 3 --sass           the machine code of one variant
-  warpsmith dump rms_norm_row --source                     what is compiled";
+  warpsmith dump rms_norm_row --variant 3 --arch 90a   resources of one variant
+  warpsmith dump rms_norm_row --variant 3 --sass       its machine code
+  warpsmith dump rms_norm_row --source                 what is compiled
+  warpsmith dump rms_norm_row --set ELEM=bf16          all variants for bf16";
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let (op, kernel) = kernels::find_kernel(&args.kernel)?;
@@ -200,6 +202,7 @@ fn resources(chosen: &[(usize, Variant)], arch: Arch, args: &Args) -> Result<()>
     let compiled = compiled?;
     println!("{} for {arch}, {} of its variants", args.kernel, chosen.len());
     println!("variant  registers  stack  shared  spilled  function and defines");
+    const INDENT: usize = 9;
     for ((number, variant), compiled) in chosen.iter().zip(compiled) {
         let function = variant.device.function;
         // A source may hold several functions; the kernel launches this one.
@@ -215,13 +218,11 @@ fn resources(chosen: &[(usize, Variant)], arch: Arch, args: &Args) -> Result<()>
         // Packs keep no log, and only the log distinguishes spills from local arrays.
         let spilled =
             spills.map_or("?".into(), |spills| (spills.store_bytes + spills.load_bytes).to_string());
-        println!(
-            "{number:7}  {:9}  {:5}  {:6}  {spilled:>7}  {function} {}",
-            used.registers,
-            used.stack_bytes,
-            used.shared_bytes,
-            variant.describe()
+        let numbers = format!(
+            "{number:7}  {:9}  {:5}  {:6}  {spilled:>7}  ",
+            used.registers, used.stack_bytes, used.shared_bytes
         );
+        println!("{}", table::headed(&numbers, &format!("{function} {}", variant.describe()), INDENT));
     }
     Ok(())
 }

@@ -19,7 +19,7 @@ use warpsmith::{Device, Error, Result};
 /// `warpsmith check --record` and `warpsmith bench --record` write the evidence: one file per device, with the source
 /// hash of every kernel; so do the tests in tests/gpu with WARPSMITH_RECORD=evidence. A kernel is proven if its present
 /// source passed every case. A dagger marks results of an earlier version of a kernel. Times are compared with the
-/// ceilings measured in the same run, and with times of other libraries that are measured once and kept. A double dagger
+/// limits measured in the same run, and with times of other libraries that are measured once and kept. A double dagger
 /// marks times of a run in which such a library took over 2 % more or less than what was kept of it.
 ///
 /// Outside the repository it shows the pages of the version that was built.
@@ -172,8 +172,8 @@ fn add_sweeps(folder: &Path, paths: &[PathBuf]) -> Result<()> {
 /// When what each op has was proven and timed.
 fn print_ages(records: &[Record]) {
     for record in records {
-        let headings = ["op", "proven", "unproven kernels", "timed", "rows", "stale", "not sanitized"];
-        let mut table = table::new(&headings.map(String::from), 4);
+        let headings = ["op", "proven", "open", "timed", "rows", "stale", "unwatched"];
+        let mut table = table::new(&headings.map(String::from), 1);
         let ages = record.ages();
         for age in ages.iter().filter(|age| age.proven != "-" || age.rows > 0) {
             let count = |names: &[&str]| if names.is_empty() { "-".into() } else { names.len().to_string() };
@@ -188,6 +188,9 @@ fn print_ages(records: &[Record]) {
             ]);
         }
         println!("{}, the oldest date of each op\n{table}", record.machine.device);
+        let legend = "open: kernels without a proof; stale: rows of an earlier version of a kernel; unwatched: kernels \
+            that the sanitizers have not seen";
+        println!("{}", table::fit(legend, 2));
     }
 }
 
@@ -243,21 +246,25 @@ fn print_tables(records: &[Record]) {
     let present = PresentCode::new();
     for record in records {
         println!("{}", record.machine.device);
-        let headings = ["op", "kernel", "cases", "worst", "sanitizer", "proven"].map(String::from);
-        let mut kernels = table::new(&headings, 2);
+        let headings = ["kernel", "cases", "worst", "sanitizer", "proven"].map(String::from);
+        let mut kernels = table::new(&headings, 1);
         for (name, kernel) in &record.kernels {
             let proven =
                 rows.iter().any(|row| row.kernel == *name && row.gpu == record.machine.device && row.proven);
             let passed = kernel.cases.iter().filter(|case| case.ok).count();
             let worst = kernel.cases.iter().filter_map(|case| case.worst).fold(0.0, f64::max);
-            let tools: Vec<String> =
-                kernel.sanitizer.iter().map(|(tool, verdict)| format!("{tool} {verdict}")).collect();
+            let unclean = kernel.sanitizer.iter().filter(|(_, verdict)| *verdict != "clean");
+            let unclean: Vec<String> = unclean.map(|(tool, verdict)| format!("{tool} {verdict}")).collect();
+            let sanitizer = match (kernel.sanitizer.len(), &unclean[..]) {
+                (0, _) => "-".into(),
+                (tools, []) => format!("{tools} clean"),
+                (_, unclean) => unclean.join(", "),
+            };
             kernels.add_row([
-                kernel.op.clone(),
                 name.clone(),
                 format!("{passed}/{}", kernel.cases.len()),
                 format!("{worst:.2}"),
-                if tools.is_empty() { "-".into() } else { tools.join(", ") },
+                sanitizer,
                 if proven { "yes" } else { "no" }.to_string(),
             ]);
         }

@@ -52,10 +52,12 @@ pub struct Args {
 const EXAMPLES: &str = "\
 Examples:
   warpsmith explain rms_norm
-  warpsmith explain rms_norm --shape num_tokens=1 hidden=65536 --dtype f32 --device cpu
+  warpsmith explain rms_norm --shape num_tokens=1 hidden=65536 \\
+      --dtype f32 --device cpu
   warpsmith explain layer_norm --with weight --with bias --arch 80
   warpsmith explain layer_norm_backward --arch 90a --units 78
-  warpsmith explain paged_attention --with group_starts --with prefix_lens --arch 90a   are shared prefixes read once?";
+  warpsmith explain paged_attention --with group_starts --with prefix_lens \\
+      --arch 90a   # are shared prefixes read once?";
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let op = find_op(&args.op)?;
@@ -75,14 +77,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let cost = op.cost(&call, &case.attrs)?;
     let explanation = op.explain(&call, &case.attrs, &info, &select)?;
 
-    println!("{} {} {}", spec.name, case.name(spec), case.dtype);
+    println!("{}", table::fit(&format!("{} {} {}", spec.name, case.name(spec), case.dtype), 2));
     println!("on {}", info.name);
     println!("\nruns {}: {}", explanation.kernel, explanation.reason);
     if !explanation.config.is_empty() {
-        println!("  {}", explanation.config);
+        println!("{}", table::headed("  ", &explanation.config, 4));
     }
     for (kernel, why) in &explanation.others {
-        println!("not {kernel}: {why}");
+        println!("{}", table::fit(&format!("not {kernel}: {why}"), 2));
     }
     println!(
         "\nat least {} of memory traffic, {} operations",

@@ -65,7 +65,8 @@ const EXAMPLES: &str = "\
 Examples:
   warpsmith fuse 'rms_norm(x + r) * w' --shape w=H
   warpsmith fuse 'x * sigmoid(1.702 * x)' --dtype bf16 --bench
-  warpsmith fuse 'softmax(x / 8 + mask)' --shape x=B,N,S,S mask=B,1,S,S --size B=2 N=16 S=512 --source
+  warpsmith fuse 'softmax(x / 8 + mask)' --shape x=B,N,S,S mask=B,1,S,S \\
+      --size B=2 N=16 S=512 --source
   warpsmith fuse 'gelu(x) * y' --grad x,y --arch 90a
   warpsmith fuse --random 10000 --seed 1
   warpsmith fuse --random 1000 --device cuda
@@ -95,22 +96,22 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 fn list() {
     use warpsmith_fuse::op::{Binary, Reduce, Unary};
-    let mut table = table::new(&["function".into(), "what it gives".into()], 2);
+    let mut rows: Vec<Vec<String>> = Vec::new();
     for f in Unary::ALL {
-        table.add_row([format!("{}(x)", f.name()), f.doc().trim().into()]);
+        rows.push(vec![format!("{}(x)", f.name()), f.doc().trim().into()]);
     }
     for f in Binary::ALL {
         let symbol = if f.symbol().is_empty() { String::new() } else { format!(", a {} b", f.symbol()) };
-        table.add_row([format!("{}(a, b){symbol}", f.name()), f.doc().trim().into()]);
+        rows.push(vec![format!("{}(a, b){symbol}", f.name()), f.doc().trim().into()]);
     }
     for f in Reduce::ALL {
-        table.add_row([format!("{}(x)", f.name()), "over the last dimension".into()]);
+        rows.push(vec![format!("{}(x)", f.name()), "over the last dimension".into()]);
     }
     for f in warpsmith_fuse::functions::FUNCTIONS {
         let parameters: Vec<&str> = f.parameters.iter().map(|(name, _)| *name).collect();
-        table.add_row([format!("{}({})", f.name, parameters.join(", ")), f.doc.into()]);
+        rows.push(vec![format!("{}({})", f.name, parameters.join(", ")), f.doc.into()]);
     }
-    println!("{table}");
+    println!("{}", table::columns(&rows, 0).join("\n"));
 }
 
 fn pair<'a>(text: &'a str, expected: &str) -> Result<(&'a str, &'a str)> {

@@ -47,13 +47,18 @@ pub struct Args {
 const EXAMPLES: &str = "\
 Examples:
   warpsmith generate \"Why is the sky blue?\" --model model.gguf
-  warpsmith generate \"Once upon a time\" --model model.gguf --raw --max-tokens 100 --temperature 0.8 --seed 1
+  warpsmith generate \"Once upon a time\" --model model.gguf --raw \\
+      --max-tokens 100 --temperature 0.8 --seed 1
   warpsmith generate \"Why is the sky blue?\" --model Qwen/Qwen3-0.6B
-  warpsmith generate \"Why is the sky blue?\" --model unsloth/Qwen3-0.6B-GGUF:Qwen3-0.6B-Q8_0.gguf
-  warpsmith generate --file letter.txt --system \"Summarise.\" --model model.gguf --threads 4
+  warpsmith generate \"Why is the sky blue?\" --model \\
+      unsloth/Qwen3-0.6B-GGUF:Qwen3-0.6B-Q8_0.gguf
+  warpsmith generate --file letter.txt --system \"Summarise.\" \\
+      --model model.gguf --threads 4
   warpsmith generate \"A haiku\" --model model.gguf --lora adapters/poems
-  git diff | warpsmith generate - --system \"Describe this change.\" --model model.gguf
-  warpsmith generate \"A name for a cat?\" --model model.gguf --outputs 3 --temperature 1
+  git diff | warpsmith generate - --system \"Describe this change.\" \\
+      --model model.gguf
+  warpsmith generate \"A name for a cat?\" --model model.gguf --outputs 3 \\
+      --temperature 1
   WARPSMITH_MODEL=model.gguf warpsmith generate \"Name three colours.\" --json";
 
 impl Args {

@@ -30,7 +30,8 @@ Examples:
   warpsmith inspect model.gguf
   warpsmith inspect Qwen3-0.6B/
   warpsmith inspect Qwen/Qwen3-0.6B
-  warpsmith inspect model.gguf --json | jq '.tensors[] | select(.type == \"q8_0\") | .name'";
+  warpsmith inspect model.gguf --json \\
+      | jq '.tensors[] | select(.type == \"q8_0\") | .name'";
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let checkpoint = Checkpoint::open(resolve(args.model.clone())?)?;
@@ -68,10 +69,9 @@ fn show(checkpoint: &Checkpoint) {
     };
     if !entries.is_empty() {
         println!("\nmetadata:");
-        let width = entries.iter().map(|(key, _)| key.len()).max().unwrap_or(0);
-        for (key, value) in entries {
-            println!("  {:width$}  {}", visible(&key), value);
-        }
+        let rows: Vec<Vec<String>> =
+            entries.into_iter().map(|(key, value)| vec![visible(&key), value]).collect();
+        println!("{}", table::columns(&rows, 2).join("\n"));
     }
     println!("\ntensors:");
     println!("{}", tensor_table(checkpoint));
@@ -84,7 +84,7 @@ fn visible(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
-fn tensor_table(checkpoint: &Checkpoint) -> comfy_table::Table {
+fn tensor_table(checkpoint: &Checkpoint) -> table::Table {
     let sharded = checkpoint.files().len() > 1;
     let mut names = vec!["name", "type", "shape", "bytes"];
     names.extend(sharded.then_some("file"));
@@ -102,7 +102,7 @@ fn tensor_table(checkpoint: &Checkpoint) -> comfy_table::Table {
     table
 }
 
-fn type_table(checkpoint: &Checkpoint) -> comfy_table::Table {
+fn type_table(checkpoint: &Checkpoint) -> table::Table {
     // Types in the order in which they appear first.
     let mut types: Vec<(&str, usize, usize, usize)> = Vec::new();
     for tensor in checkpoint.tensors() {

@@ -1,6 +1,7 @@
 //! `warpsmith list`: the ops and their kernels.
 
 use crate::inputs::find_op;
+use crate::table;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 use warpsmith::lab::AnyProvable;
@@ -35,18 +36,18 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 fn overview() {
-    let width = ops::provable().iter().map(|op| op.spec().name.len()).max().unwrap_or(0);
-    for op in ops::provable() {
+    let rows = ops::provable().into_iter().map(|op| {
         let kernels = op.kernels();
         let cuda = kernels.iter().filter(|kernel| kernel.is_cuda()).count();
-        let count = format!("{cuda} CUDA, {} CPU kernels", kernels.len() - cuda);
-        println!("{:width$}  {}  ({count})", op.spec().name, op.spec().summary);
-    }
+        let count = format!("{cuda} CUDA, {} CPU", kernels.len() - cuda);
+        vec![op.spec().name.to_string(), count, op.spec().summary.to_string()]
+    });
+    println!("{}", table::columns(&rows.collect::<Vec<_>>(), 0).join("\n"));
 }
 
 fn show(op: &dyn AnyProvable) {
     let spec = op.spec();
-    println!("{}: {}", spec.name, spec.summary);
+    println!("{}", table::fit(&format!("{}: {}", spec.name, spec.summary), 2));
     let (outputs, inputs): (Vec<_>, Vec<_>) = spec.args.iter().partition(|arg| arg.is_output());
     for (title, args) in [("inputs", inputs), ("outputs", outputs)] {
         let rows = args.iter().map(|arg| {
@@ -70,7 +71,7 @@ fn show(op: &dyn AnyProvable) {
 }
 
 fn option_row(attr: &AttrSpec) -> Vec<String> {
-    vec![attr.name.into(), format!("default {} ({})", default_of(attr), attr.kind), attr.doc.into()]
+    vec![attr.name.into(), format!("{} ({}; default {})", attr.doc, attr.kind, default_of(attr))]
 }
 
 fn default_of(attr: &AttrSpec) -> String {
@@ -93,16 +94,7 @@ fn section(title: &str, rows: Vec<Vec<String>>) {
     if rows.is_empty() {
         return;
     }
-    println!("\n{title}:");
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..columns)
-        .map(|column| rows.iter().filter_map(|row| Some(row.get(column)?.len())).max().unwrap_or(0))
-        .collect();
-    for row in rows {
-        let cells = row.iter().zip(&widths).filter(|(_, width)| **width > 0);
-        let line: Vec<String> = cells.map(|(cell, width)| format!("{cell:width$}")).collect();
-        println!("  {}", line.join("  ").trim_end());
-    }
+    println!("\n{title}:\n{}", table::columns(&rows, 2).join("\n"));
 }
 
 fn describe(op: &dyn AnyProvable) -> Value {

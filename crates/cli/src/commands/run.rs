@@ -42,12 +42,15 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  warpsmith run rms_norm --input in.safetensors --output out.safetensors --set eps=1e-5
-  warpsmith run rms_norm --input in.safetensors --output out.safetensors --want sum   (with a residual)
+  warpsmith run rms_norm --input in.safetensors --output out.safetensors \\
+      --set eps=1e-5
+  warpsmith run rms_norm --input in.safetensors --output out.safetensors \\
+      --want sum   # with a residual
 
 From Python:
   safetensors.torch.save_file({\"x\": x, \"weight\": w}, \"in.safetensors\")
-  subprocess.run([\"warpsmith\", \"run\", \"rms_norm\", \"--input\", \"in.safetensors\", \"--output\", \"out.safetensors\"])
+  subprocess.run([\"warpsmith\", \"run\", \"rms_norm\", \"--input\", \"in.safetensors\",
+                  \"--output\", \"out.safetensors\"])
   out = safetensors.torch.load_file(\"out.safetensors\")[\"out\"]";
 
 pub fn run(args: &Args) -> Result<ExitCode> {

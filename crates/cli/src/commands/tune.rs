@@ -29,11 +29,11 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  warpsmith tune                                            the sizes every op is timed with
+  warpsmith tune                      the sizes that every op is timed with
   warpsmith tune linear --dtype bf16
   warpsmith tune linear --shape m=777 n=11008 k=4096 --dtype bf16 --device cuda
-  warpsmith tune rms_norm --kernel rms_norm_avx2            remember this kernel, whatever the others take
-  warpsmith explain linear --shape m=777 n=11008 k=4096     what would run now, and why";
+  warpsmith tune rms_norm --kernel rms_norm_avx2          always this kernel
+  warpsmith explain linear --shape m=777 n=11008 k=4096   what runs now, and why";
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let device = args.select.device()?;
@@ -50,9 +50,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
     } else if !tunings.is_empty() {
         println!("{}", tunings_table(&tunings));
-        println!(
-            "gain: how many times as fast as the kernel that ran until now; fastest: of all that can run the case"
-        );
+        let legend = "gain: how many times as fast as the kernel that ran until now; fastest: of all that can run the case";
+        println!("{}", table::fit(legend, 2));
     }
     if tunings.is_empty() {
         eprintln!("nothing was timed");

@@ -96,7 +96,8 @@ Examples:
   warpsmith whatif attention --shape q_len=8192 kv_len=8192 --set causal=true
   warpsmith whatif linear --shape m=64 n=14336 k=4096 --hbm 2x --sms 1.5x
   warpsmith whatif --model qwen3-8b
-  warpsmith whatif --model qwen3-8b --batch 32 --context 8192 --gpu B200 --svg decode.svg
+  warpsmith whatif --model qwen3-8b --batch 32 --context 8192 \\
+      --gpu B200 --svg decode.svg
   warpsmith whatif --model llama-3.1-8b --kv-on-chip 1GB --stream --json
   warpsmith whatif --fit";
 

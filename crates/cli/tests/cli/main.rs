@@ -80,7 +80,9 @@ fn list_shows_ops_in_text_and_json() {
     let overview = succeeds(&["list"]);
     let all = parse(&succeeds(&["list", "--json"]));
     let all = all.as_array().unwrap();
-    assert_eq!(overview.lines().count(), all.len());
+    // What is too long for a line goes on below its column.
+    assert_eq!(overview.lines().filter(|line| !line.starts_with(' ')).count(), all.len());
+    assert!(overview.lines().all(|line| line.chars().count() <= 80), "{overview}");
     for op in all {
         assert!(overview.contains(op["name"].as_str().unwrap()));
         assert!(!op["kernels"].as_array().unwrap().is_empty());
@@ -345,7 +347,8 @@ fn tune_remembers_what_later_calls_choose() {
     };
     assert!(names(&tuning).contains(&"rms_norm_portable".to_string()), "{tuning:#}");
     assert_eq!(tuning["chosen"].as_str(), Some(names(&tuning)[0].as_str()));
-    assert!(on_case("explain", &[]).contains("tuned on this device"));
+    let tuned = on_case("explain", &[]);
+    assert!(tuned.contains("tuned on this device") && !tuned.contains("ranked lower"), "{tuned}");
     // A named kernel is remembered, however fast the others are.
     let table = on_case("tune", &["--quick", "--kernel", "rms_norm_portable"]);
     assert!(table.contains("until now") && table.contains("rms_norm_portable"), "{table}");
@@ -445,19 +448,20 @@ fn new_op_writes_an_op_and_refuses_to_write_it_twice() {
 }
 
 #[test]
-fn the_demo_is_a_tour_in_80_lines_of_100_columns() {
+fn the_demo_is_a_tour_in_60_lines_of_80_columns() {
     let flags =
         ["--batch-size", "1", "--seq-len", "128", "--d-model", "64", "--num-experts", "4", "--top-k", "1"];
     let demo = ["demo", "--quick", "--device", "cpu", "--profile-memory"];
     let text = succeeds(&[&demo[..], &flags[..]].concat());
     for line in text.lines() {
-        assert!(line.chars().count() <= 100, "{line}");
+        assert!(line.chars().count() <= 80, "{line}");
     }
-    assert!(text.lines().count() <= 80, "{text}");
+    assert!(text.lines().count() <= 60, "{text}");
     let list = parse(&succeeds(&["list", "--json"]));
     for op in list.as_array().unwrap() {
-        let name = op["name"].as_str().unwrap();
-        assert!(text.split([' ', '\n']).any(|word| word == name), "{name:?} is missing in:\n{text}");
+        // A quick demo checks all gradients without naming them.
+        let name = op["name"].as_str().unwrap().trim_end_matches("_backward");
+        assert!(text.split([' ', ',', '\n']).any(|word| word == name), "{name:?} is missing in:\n{text}");
     }
     for part in
         ["attention: ", "experts: 1 of 4", "fusion: linear", "hardware: a decode step", "SDPA: torch (flash)"]

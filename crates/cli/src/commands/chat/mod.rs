@@ -35,19 +35,21 @@ const EXAMPLES: &str = "\
 In the chat:
   /help         these commands
   /clear        begin a new conversation
-  /system TEXT  another message of the system, from the next answer on; without TEXT, none
+  /system TEXT  another system message for the answers to come; no TEXT, none
   /exit         end, as does the end of the input (Ctrl-D)
   //TEXT        a message that begins with a slash
 
 Examples:
   warpsmith chat --model model.gguf
-  warpsmith chat --model model.gguf --system \"Answer in one sentence.\" --temperature 0.7 --stats
-  printf 'My name is Ada.\\nWhat is my name?\\n' | warpsmith chat --model model.gguf";
+  warpsmith chat --model model.gguf --system \"Answer in one sentence.\" \\
+      --temperature 0.7 --stats
+  printf 'My name is Ada.\\nWhat is my name?\\n' | \\
+      warpsmith chat --model model.gguf";
 
 const HELP: &str = "\
 /help         these commands
 /clear        begin a new conversation
-/system TEXT  another message of the system, from the next answer on; without TEXT, none
+/system TEXT  another system message for the answers to come; no TEXT, none
 /exit         end, as does Ctrl-D
 //TEXT        a message that begins with a slash
 Ctrl-C stops an answer; twice in a row, it ends the chat.

@@ -104,7 +104,8 @@ Examples:
   warpsmith check
   warpsmith check rms_norm --device cpu
   warpsmith check --kernel layer_norm_avx2 --dtype bf16
-  warpsmith check rms_norm --shape num_tokens=3 hidden=1000 --with weight --set eps=0.1
+  warpsmith check rms_norm --shape num_tokens=3 hidden=1000 \\
+      --with weight --set eps=0.1
   warpsmith check --random 60s               a minute of random calls of all ops
   warpsmith check attention --random 2000 --seed 7 --dtype bf16
   warpsmith check --record --large           on a GPU: the evidence
@@ -387,15 +388,14 @@ fn report(args: &Args, results: &[Judged]) {
     if results.is_empty() {
         return;
     }
-    let headings = ["op", "kernel", "passed", "worst", "error", "verdict"].map(String::from);
-    let mut table = table::new(&headings, 2);
+    let headings = ["kernel", "passed", "worst", "error", "verdict"].map(String::from);
+    let mut table = table::new(&headings, 1);
     for kernel in kernels_of(results) {
         let of_kernel: Vec<&Judged> = results.iter().filter(|r| r.kernel.name == kernel).collect();
         let passed = of_kernel.iter().filter(|r| r.outcome.ok).count();
         let largest =
             |value: fn(&Outcome) -> f64| of_kernel.iter().map(|r| value(&r.outcome)).fold(0.0, f64::max);
         table.add_row([
-            of_kernel[0].op.spec().name.to_string(),
             kernel.to_string(),
             format!("{passed}/{}", of_kernel.len()),
             format!("{:.2}", largest(|outcome| outcome.worst)),
@@ -404,9 +404,9 @@ fn report(args: &Args, results: &[Judged]) {
         ]);
     }
     println!("{table}");
-    println!(
-        "worst: largest elementwise error over what is allowed; error: |out - f64| / |f64|, the largest norm"
-    );
+    let legend =
+        "worst: largest elementwise error over what is allowed; error: |out - f64| / |f64|, the largest norm";
+    println!("{}", table::fit(legend, 2));
     for r in results.iter().filter(|r| !r.outcome.ok) {
         let why = r.outcome.failure.as_deref().unwrap_or("failed");
         println!("\n{} [{} {}]: {why}", r.kernel.name, r.case.name(r.op.spec()), r.case.dtype);

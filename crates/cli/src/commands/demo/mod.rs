@@ -1,5 +1,5 @@
 //! `warpsmith demo`: the tour. A model that answers, attention, experts and fusion beside what they replace, other
-//! hardware, and every op checked on this machine. At most 80 lines, none longer than 100 characters.
+//! hardware, and every op checked on this machine. At most 60 lines of 80 characters.
 
 mod answers;
 mod claims;
@@ -69,22 +69,25 @@ Examples:
   warpsmith demo
   warpsmith demo --quick
   warpsmith demo --quick --model model.gguf --threads 4
-  warpsmith demo --quick --device cpu --batch-size 1 --seq-len 4096 --profile-memory
+  warpsmith demo --quick --device cpu --batch-size 1 \\
+      --seq-len 4096 --profile-memory
   warpsmith demo --quick --d-model 512 --num-experts 16 --top-k 4";
 
 /// Cases a kernel is checked on, and with --quick also bytes of their tensors, unless even the least has more.
 const CASES: usize = 24;
 const QUICK_CASES: usize = 2;
 const QUICK_CASE_BYTES: usize = 64 << 10;
-/// The ops that are timed with --quick.
-const QUICK_OPS: [&str; 6] = ["rms_norm", "softmax", "add_gelu", "linear", "attention", "paged_attention"];
+/// The ops with a line of their own. With --quick no other one is timed.
+const MAIN_OPS: [&str; 6] = ["rms_norm", "softmax", "add_gelu", "linear", "attention", "paged_attention"];
 
+/// What the names of gradients end with.
+const GRADIENT: &str = "_backward";
 /// Longest line.
-const WIDTH: usize = 100;
-/// Longest name of an op.
-const NAME_WIDTH: usize = 29;
+const WIDTH: usize = 80;
+/// Longest name of an op in [`MAIN_OPS`].
+const NAME_WIDTH: usize = 15;
 /// Longest description of a case: what is longer is cut.
-const CASE_WIDTH: usize = 28;
+const CASE_WIDTH: usize = 24;
 
 pub fn run(args: &Args) -> std::result::Result<ExitCode, warpsmith_engine::Error> {
     match args.threads {
@@ -121,7 +124,9 @@ fn show(args: &Args) -> std::result::Result<ExitCode, warpsmith_engine::Error> {
         let headings = ["time", "rate", "of limit"].map(String::from);
         println!("\n{}\n{}", line(["op", "case"], &headings, "checks"), "-".repeat(WIDTH));
     });
-    let (mut checks, mut failures, mut shares, mut untimed) = (0, Vec::new(), Vec::new(), Vec::new());
+    let (mut checks, mut failures, mut shares) = (0, Vec::new(), Vec::new());
+    // Shares of the limit of the other ops and of gradients, by the forward op.
+    let (mut others, mut untimed) = (Vec::<(&str, [Option<String>; 2])>::new(), Vec::new());
     for op in ops::PROVABLE {
         let spec = op.spec();
         bar.set_message(spec.name);
@@ -134,12 +139,14 @@ fn show(args: &Args) -> std::result::Result<ExitCode, warpsmith_engine::Error> {
         failures.extend(failed);
         bar.inc(1);
         let timed =
-            if args.quick && !QUICK_OPS.contains(&spec.name) { None } else { timed_case(args, *op, device) };
+            if args.quick && !MAIN_OPS.contains(&spec.name) { None } else { timed_case(args, *op, device) };
         let measured = timed.map(|case| Bench::new(*op, &case, device, ceilings, settings)?.measure(None));
         let measured = match measured {
             Some(Ok(measured)) => measured,
             None | Some(Err(Error::OutOfMemory { .. })) => {
-                untimed.push(format!("{} {verdict}", spec.name));
+                if !args.quick || !spec.name.ends_with(GRADIENT) {
+                    untimed.push(spec.name);
+                }
                 continue;
             }
             Some(Err(error)) => return Err(error.into()),
@@ -148,12 +155,34 @@ fn show(args: &Args) -> std::result::Result<ExitCode, warpsmith_engine::Error> {
         if measured.l2 == Cache::Cold && !args.quick {
             shares.push(measured.percent_of_ceiling);
         }
-        let case = format!("{} {}", measured.dtype, measured.case);
-        bar.suspend(|| println!("{}", line([spec.name, &case], &numbers(&measured), &verdict)));
+        let numbers = numbers(&measured);
+        if MAIN_OPS.contains(&spec.name) {
+            let case = format!("{} {}", measured.dtype, measured.case);
+            bar.suspend(|| println!("{}", line([spec.name, &case], &numbers, &verdict)));
+        } else {
+            let forward = spec.name.strip_suffix(GRADIENT).unwrap_or(spec.name);
+            let known = others.iter().position(|(name, _)| *name == forward);
+            let at = known.unwrap_or_else(|| {
+                others.push((forward, [None, None]));
+                others.len() - 1
+            });
+            let [_, _, share] = numbers;
+            others[at].1[usize::from(forward != spec.name)] = Some(share);
+        }
     }
     bar.finish_and_clear();
+    if !others.is_empty() {
+        let told = others.iter().map(|(name, [forward, gradient])| {
+            let forward = forward.as_ref().map_or(String::new(), |share| format!(" {share}"));
+            let gradient = gradient.as_ref().map_or(String::new(), |share| format!(" ({share})"));
+            format!("{name}{forward}{gradient}")
+        });
+        let told: Vec<String> = told.collect();
+        print(&format!("The others, of the limit, in brackets their gradients: {}", told.join(", ")));
+    }
     if !untimed.is_empty() {
-        print(&format!("Not timed: {}", untimed.join(", ")));
+        let gradients = if args.quick { "all gradients, " } else { "" };
+        print(&format!("Checked, not timed: {gradients}{}", untimed.join(", ")));
     }
     println!();
     for failure in &failures {
@@ -201,7 +230,7 @@ fn line([name, case]: [&str; 2], [time, rate, share]: &[String; 3], verdict: &st
     if case.chars().count() > CASE_WIDTH {
         case = case.chars().take(CASE_WIDTH - 3).chain("...".chars()).collect();
     }
-    format!("{name:<NAME_WIDTH$} {case:<CASE_WIDTH$} {time:>9} {rate:>12} {share:>8} {verdict:>8}")
+    format!("{name:<NAME_WIDTH$} {case:<CASE_WIDTH$} {time:>10} {rate:>12} {share:>8} {verdict:>6}")
 }
 
 /// The time, the rate and the share of the limit.
@@ -269,14 +298,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_line_is_longer_than_100_characters() {
-        let numbers = ["999.9 ms", "1234 TFLOP/s", "in cache"].map(String::from);
-        for op in ops::PROVABLE {
+    fn no_line_is_longer_than_80_characters() {
+        let numbers = ["999.999 ms", "1234 TFLOP/s", "in cache"].map(String::from);
+        let main = |op: &&&dyn AnyProvable| MAIN_OPS.contains(&op.spec().name);
+        assert_eq!(ops::PROVABLE.iter().filter(main).count(), MAIN_OPS.len());
+        for op in ops::PROVABLE.iter().filter(main) {
             for case in op.bench_cases().iter().chain(&op.cases()) {
                 let line = line([op.spec().name, &case.name(op.spec())], &numbers, "288 ok");
                 assert!(line.chars().count() <= WIDTH, "{line}");
             }
         }
-        assert_eq!(line(["", ""], &["", "", ""].map(String::from), "").chars().count(), WIDTH - 1);
+        assert_eq!(line(["", ""], &["", "", ""].map(String::from), "").chars().count(), WIDTH);
     }
 }

@@ -113,12 +113,14 @@ const EXAMPLES: &str = "\
 Examples:
   warpsmith serve
   warpsmith serve Qwen/Qwen3-0.6B --port 8000
-  warpsmith serve model.gguf --host 0.0.0.0 --api-key secret --served-model-name chat
+  warpsmith serve model.gguf --host 0.0.0.0 --api-key secret \\
+      --served-model-name chat
   warpsmith serve model.gguf --lora poems=adapters/poems --lora law=adapters/law
   warpsmith serve --config server.toml
   warpsmith serve --random qwen3-8b --device cuda --max-running-requests 256
-  curl http://127.0.0.1:30000/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'";
+  curl http://127.0.0.1:30000/v1/chat/completions \\
+      -H 'Content-Type: application/json' \\
+      -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'";
 
 /// Outputs that are generated at the same time.
 pub const MAX_RUNNING: usize = 64;

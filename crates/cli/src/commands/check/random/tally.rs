@@ -79,10 +79,11 @@ pub fn print(tallies: &[Tally], json: bool) {
         table.add_row(Tally::total(tallies).words());
     }
     println!("{table}");
-    println!("calls: kernels judged on a draw; refused: draws that the op or all its kernels refuse");
+    let legend = "calls: kernels judged on a draw; refused: draws that the op or all its kernels refuse";
+    println!("{}", table::fit(legend, 2));
     for tally in tallies.iter().filter(|tally| 10 * tally.refused > tally.draws) {
         if let Some((why, count)) = tally.reasons.iter().max_by_key(|(_, count)| **count) {
-            println!("{}: {count} draws were refused: {why}", tally.op);
+            println!("{}", table::fit(&format!("{}: {count} draws were refused: {why}", tally.op), 2));
         }
     }
 }
