@@ -172,7 +172,7 @@ impl Adapter {
         Ok(Some(Pair { a: a.to_dtype(dtype)?, b: b.to_dtype(dtype)? }))
     }
 
-    /// Refuses an adapter of modules that the model has not asked for: it is one of another model.
+    /// Refuses an adapter with modules that the model does not have: it belongs to another model.
     pub(crate) fn refuse_unused(&self, family: &str) -> Result<()> {
         let used = self.used.borrow();
         self.refuse_other(family, |module| used.contains(module))

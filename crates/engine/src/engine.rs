@@ -76,7 +76,7 @@ pub struct Engine {
 /// An adapter as requests name it.
 struct AdapterKey {
     name: String,
-    /// Makes the salts of its prefixes: those of the same tokens without it are others.
+    /// Salts its prefixes, so that the same tokens without the adapter are not taken for them.
     salt: Salt,
 }
 

@@ -23,7 +23,7 @@ pub struct OpenOptions {
     pub kv_dtype: Option<DType>,
     /// Expands quantised matrices to `dtype` when they are loaded, instead of multiplying them as they are.
     pub expand: bool,
-    /// The most tokens of a request, at most the model's; these.
+    /// The most tokens of a request [default: as many as the model has positions].
     pub max_positions: Option<usize>,
     /// Tokens that the page pool holds. On a GPU as many as `mem_fraction_static` leaves room for; on the CPU as many as two
     /// of the longest requests need, within a quarter of the free memory.

@@ -98,7 +98,7 @@ impl Draw<'_> {
 }
 
 /// Chooses a token for each draw from `logits`, `[rows, columns]` in f32, in the order of `stream`. Only the first `vocab`
-/// columns can be chosen: models may have more than there are tokens. `None` for a row that has nothing but NaN.
+/// columns can be chosen: models may have more columns than tokens. `None` for a row that has nothing but NaN.
 ///
 /// # Errors
 /// If an op refuses its arguments.

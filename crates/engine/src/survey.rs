@@ -108,8 +108,8 @@ impl Passes {
         Ok(())
     }
 
-    /// A pass for sequences with so many tokens before, and so many new ones, with each adapter. What a step with several
-    /// needs is what each needs for its own tokens.
+    /// A pass for sequences with this many tokens before, and this many new ones, with each adapter. A step with several
+    /// adapters needs what each needs for its own tokens.
     fn pass(&mut self, sequences: &[(usize, usize)]) -> Result<()> {
         for adapter in self.adapters.clone() {
             self.pass_with(sequences, adapter)?;
@@ -133,7 +133,7 @@ impl Passes {
         self.model.forward(&batch, &mut self.kv, logits.view_mut())
     }
 
-    /// Chooses tokens from so many rows, in every way.
+    /// Chooses tokens from this many rows, in every way.
     fn choose(&self, rows: usize) -> Result<()> {
         let logits = Tensor::zeros(&[rows, self.columns], DType::F32, Device::Cpu)?;
         let plain = SamplingParams::greedy();

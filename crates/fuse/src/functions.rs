@@ -392,7 +392,7 @@ fn arity(name: &str) -> Option<usize> {
     if unary { Some(1) } else { binary.then_some(2) }
 }
 
-/// Calls a function that is one node, if there is one for so many arguments.
+/// Calls a function that is one node, if there is one for this many arguments.
 fn call_simple(b: &mut Builder, name: &str, args: &[NodeId]) -> Option<Result<NodeId>> {
     match *args {
         [x] => {

@@ -152,7 +152,7 @@ impl Geometry {
         }
     }
 
-    /// Bytes from one row to the next, if that is the same for all.
+    /// Bytes from one row to the next, if it is the same for all rows.
     pub fn row_stride(&self, place: &Place) -> Option<isize> {
         match place.rows[..] {
             [] => Some(0),

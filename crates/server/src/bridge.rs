@@ -310,7 +310,7 @@ impl Bridge {
     pub fn submit(&self, jobs: Vec<Job>, arrived: Instant) -> Result<Ticket, Refusal> {
         let outputs = jobs.iter().map(|job| job.request.params.n).sum();
         self.check(outputs)?;
-        // Two may come at the same time and exceed the limit together; it is no promise to the last request.
+        // Two that come at the same time may exceed the limit together: it need not be exact.
         self.shared.open.fetch_add(outputs, Ordering::Relaxed);
         self.shared.submitted.fetch_add(jobs.len() as u64, Ordering::Relaxed);
         let number = self.shared.next_ticket.fetch_add(1, Ordering::Relaxed);
@@ -352,8 +352,8 @@ impl Bridge {
         answered.await.ok()
     }
 
-    /// What the engine is doing, as those of a scope may see it; `None` if that is not known yet. The engine is asked between two
-    /// steps, some times a second at most; what it did last is told if a step takes long.
+    /// What the engine is doing, as far as this scope may see it; `None` if it is not known yet. The engine is asked between two
+    /// steps, a few times a second at most. If a step takes long, the answer is the last known state.
     pub(crate) async fn look(&self, scope: Scope) -> Option<Arc<Look>> {
         look::look(&self.shared, &self.commands, scope).await
     }

@@ -146,7 +146,7 @@ impl<'a> Fields<'a> {
         Ok(self.count(name, range)?.map(|count| count as usize))
     }
 
-    /// A text of at most so many bytes.
+    /// A text of at most this many bytes.
     pub fn text(&self, name: &str, most: usize) -> Result<Option<&'a str>> {
         match self.get(name) {
             None => Ok(None),
@@ -170,7 +170,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A list of at most so many values.
+    /// A list of at most this many values.
     pub fn list(&self, name: &str, most: usize) -> Result<Option<&'a [Value]>> {
         match self.get(name) {
             None => Ok(None),

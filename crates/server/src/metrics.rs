@@ -157,7 +157,7 @@ impl Metrics {
         self.answered.get_or_create(&Answered { status }).inc();
     }
 
-    /// A step computed so many tokens.
+    /// A step computed this many tokens.
     pub fn step(&self, tokens: u64) {
         self.step_tokens.observe(tokens as f64);
     }

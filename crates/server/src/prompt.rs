@@ -210,7 +210,7 @@ pub fn tools(fields: &Fields<'_>, limits: &Limits) -> Result<(Vec<Value>, Vec<To
 /// Which tools may be called.
 ///
 /// # Errors
-/// If the field is wrong, or names a tool that there is not.
+/// If the field is wrong, or names an unknown tool.
 pub fn tool_choice(fields: &Fields<'_>, tools: &[Tool]) -> Result<ToolChoice> {
     let named = |name: &str| match tools.iter().any(|tool| tool.name == name) {
         true => Ok(ToolChoice::Named(name.to_owned())),

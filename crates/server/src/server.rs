@@ -140,7 +140,7 @@ impl App {
         self.bridge.embed(inputs, pooling, adapter, self.deadline(arrived)).map_err(refused)
     }
 
-    /// Whether so many outputs could be taken now.
+    /// Whether this many outputs could be taken now.
     ///
     /// # Errors
     /// If not.

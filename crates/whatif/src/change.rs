@@ -18,7 +18,7 @@ pub enum Change {
     Units(f64),
     /// Times the rate of the tensor cores.
     Tensor(f64),
-    /// A store on the chip that holds so many bytes of keys and values of all layers.
+    /// A store on the chip that holds this many bytes of keys and values of all layers.
     KeptKv(f64),
     /// Results go from op to op without memory.
     Streaming,

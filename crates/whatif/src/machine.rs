@@ -78,17 +78,17 @@ impl Machine {
         }
     }
 
-    /// Microseconds that moving so many bytes takes.
+    /// Microseconds that moving this many bytes takes.
     pub fn moving(&self, bytes: f64) -> f64 {
         bytes / (self.copy_gbps * 1e3)
     }
 
-    /// Microseconds of so many cycles, divided among all multiprocessors.
+    /// Microseconds of this many cycles, divided among all multiprocessors.
     pub fn cycles(&self, count: f64) -> f64 {
         count / (self.units * self.clock_mhz)
     }
 
-    /// Microseconds of so many exponentials on all multiprocessors.
+    /// Microseconds of this many exponentials on all multiprocessors.
     pub fn exponentials(&self, count: f64) -> f64 {
         count / (EXPONENTIALS * self.units * self.clock_mhz)
     }

@@ -69,7 +69,7 @@ impl Layers {
 }
 
 impl Step {
-    /// A step of so many sequences with so many keys.
+    /// A step of this many sequences with this many keys.
     ///
     /// # Errors
     /// If a size is zero.

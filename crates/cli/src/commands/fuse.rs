@@ -47,7 +47,7 @@ pub struct Args {
     /// Compute the gradients by these tensors too, separated by commas
     #[arg(long, value_name = "TENSORS", value_delimiter = ',')]
     grad: Vec<String>,
-    /// Check so many random formulas against f64 instead; exits with 1 if one is wrong. With --arch they are compiled only
+    /// Check this many random formulas against f64 instead; exits with 1 if one is wrong. With --arch they are compiled only
     #[arg(long, value_name = "N", conflicts_with = "formula")]
     random: Option<u64>,
     /// Where the random formulas are computed: `cpu`, `cuda` or `cuda:N`

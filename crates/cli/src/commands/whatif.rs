@@ -53,7 +53,7 @@ pub struct Args {
     /// Keys of each sequence
     #[arg(long, value_name = "TOKENS", default_value_t = 1024, requires = "model")]
     context: usize,
-    /// Memory with so many times the bandwidth
+    /// Memory with this many times the bandwidth
     #[arg(long, value_name = "FACTOR", value_parser = parse_factor)]
     hbm: Option<f64>,
     /// So many times the L2
@@ -62,7 +62,7 @@ pub struct Args {
     /// So many times the multiprocessors, with the same memory
     #[arg(long, value_name = "FACTOR", value_parser = parse_factor)]
     sms: Option<f64>,
-    /// Tensor cores so many times as fast
+    /// Tensor cores this many times as fast
     #[arg(long, value_name = "FACTOR", value_parser = parse_factor)]
     tensor: Option<f64>,
     /// A store on the chip for so much of the keys and values (of all layers, for a model), such as 30MB

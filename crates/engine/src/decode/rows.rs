@@ -129,7 +129,7 @@ pub(super) struct Inputs {
 }
 
 impl Inputs {
-    /// `part` makes the tensor that begins so many words from the start.
+    /// `part` makes the tensor that begins this many words from the start.
     pub fn new(
         form: Form,
         always_share: bool,

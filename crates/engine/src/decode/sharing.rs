@@ -14,7 +14,7 @@ use warpsmith::ops::paged_attention::SharedPrefixes;
 const LEAST_ROWS: usize = 4;
 const LEAST_TOKENS: usize = 1024;
 
-/// Groups of a step of so many rows: each has two rows at least, and between two of them may be rows that share nothing.
+/// Groups of a step of this many rows: each has two rows at least, and between two of them may be rows that share nothing.
 pub(super) fn most_groups(rows: usize) -> usize {
     rows / 2 + 1
 }

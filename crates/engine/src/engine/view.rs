@@ -45,7 +45,7 @@ pub struct View {
 }
 
 impl Engine {
-    /// What the engine is doing: at most so many branches of the prefix tree, those in use and the largest, and at most so many
+    /// What the engine is doing: at most this many branches of the prefix tree, those in use and the largest, and at most this many
     /// sequences. Only prefixes and sequences with a salt for which `shows` holds are shown; others are counted. The time is linear
     /// in the branches of the tree and the sequences.
     pub fn view(

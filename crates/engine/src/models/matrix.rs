@@ -4,7 +4,7 @@ use crate::error::Result;
 use warpsmith::ops::{self, QuantFormat};
 use warpsmith::{DType, Device, Stream, Tensor, TensorView};
 
-/// A matrix of weights in the form that the file has it in.
+/// A matrix of weights, as the file stores it.
 pub enum Matrix {
     /// Numbers of the model's type, or of 16 bits where products take them beside it, `[out, in]`.
     Plain(Tensor),

@@ -54,7 +54,7 @@ pub trait Model: Send {
     /// Its configuration.
     fn config(&self) -> &Config;
 
-    /// The stream that its weights were made on. Passes run on it where that is known: on any other they are ordered with it.
+    /// The stream that its weights were made on, if it is known. Passes on another stream wait for this one.
     fn stream(&self) -> Option<&Stream> {
         None
     }

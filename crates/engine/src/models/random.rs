@@ -12,8 +12,8 @@ use warpsmith::ops::{Copy, QuantFormat};
 use warpsmith::tensor::Random;
 use warpsmith::{DType, Device, Tensor};
 
-/// Numbers that are drawn; all matrices repeat them, each from another place on. A prime, so that no two rows of a matrix are
-/// alike within as many rows.
+/// Numbers that are drawn; all matrices repeat them, each from another place on. A prime, so that no two of
+/// this many rows of a matrix are alike.
 const BLOCK: usize = 1_048_573;
 /// The deviation of matrices, as models are initialised with.
 const DEVIATION: f64 = 0.02;

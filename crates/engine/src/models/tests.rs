@@ -254,7 +254,7 @@ fn scales_of_a_checkpoint_keep_keys_and_values_in_the_range_of_8_bits() {
     assert!(moved > 0.0 && moved < 0.1 * off(&plain), "{moved:e} of {:e}", off(&plain));
     let placed = [("k_proj.k_scale", vec![1.0 / 64.0; heads]), ("attn.v_scale", vec![1.0 / 64.0])];
     assert!(of(&placed, DType::F8E4M3) == fitting, "the same scales, in other places");
-    // Over so small a scale they are all too large: what is stored is a sign.
+    // Divided by so small a scale, all are too large: what is stored is a sign.
     let saturating = [("k_scale", vec![1e-4]), ("v_scale", vec![1e-4])];
     let broken = of(&saturating, DType::F8E4M3);
     assert!(off(&broken) > 3.0 * off(&fitting), "{:e} and {:e}", off(&broken), off(&fitting));

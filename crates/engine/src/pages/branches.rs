@@ -47,11 +47,11 @@ struct Node {
 }
 
 impl Pages {
-    /// The branches of the prefix tree that have a salt for which `shows` holds, at most so many.
+    /// The branches of the prefix tree that have a salt for which `shows` holds, at most this many.
     pub fn branches(&self, most: usize, shows: impl Fn(Option<&Salt>) -> bool) -> Branches {
         let (nodes, order) = self.read_tree();
         let mut branches = Branches::default();
-        // Of each node: whether it is shown, as the salt above it says.
+        // For each node, whether the salt above it lets it be shown.
         let mut is_shown = vec![shows(None); nodes.len()];
         let mut candidates = Vec::new();
         for (rank, &id) in order.iter().enumerate() {

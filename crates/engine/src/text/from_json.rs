@@ -29,7 +29,7 @@ pub fn load(folder: &Path) -> Result<Tokenizer> {
     })?;
     let mut vocabulary = read_vocabulary(&tokenizer, writing, &path)?;
     add_ends(folder, &tokenizer, &mut vocabulary)?;
-    // What the model wants in front of a prompt is what the library puts around nothing.
+    // The encoding of an empty text is what the model wants in front of every prompt.
     let around = tokenizer.encode_fast("", true).map_err(|error| unusable(error.to_string()))?;
     if let &[first] = around.get_ids() {
         vocabulary.first = Some(first);

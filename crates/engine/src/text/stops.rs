@@ -64,7 +64,7 @@ impl StopStrings {
     }
 
     /// Takes more text and appends to `out` what can be sent. Returns the index of the stop that is complete with it; then
-    /// nothing that comes after is looked at any more.
+    /// later bytes are ignored.
     pub fn push(&mut self, text: &str, out: &mut String) -> Option<usize> {
         if self.found {
             return None;

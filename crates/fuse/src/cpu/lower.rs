@@ -12,7 +12,7 @@ use crate::shape::Dim;
 use crate::types::{Scalar, is_int};
 use std::collections::{HashMap, HashSet};
 
-/// What may be computed again in a later phase rather than kept: so many additions' worth.
+/// What may be computed again in a later phase rather than kept: this many additions' worth.
 const CHEAP: u32 = 4;
 
 pub(super) struct Lowering<'a> {

@@ -55,12 +55,12 @@ pub(super) fn run(job: &Job<'_>, sums: usize, first: usize) -> Result<()> {
                 let total = all.at(sum * width + row * columns);
                 for piece in 1..pieces {
                     let other = all.at((piece * sums + sum) * width + row * columns);
-                    // SAFETY: every piece has so many columns for each row that is kept.
+                    // SAFETY: every piece has this many columns for each row that is kept.
                     unsafe { moves::add_to(job.tier, other, total, columns) };
                 }
                 let place = &geometry.places[first + sum];
                 let to = place.address.wrapping_offset(geometry.row_offset(place, row));
-                // SAFETY: the output has so many columns in each row that is kept; it does not move along summed ones.
+                // SAFETY: the output has this many columns in each row that is kept; it does not move along summed ones.
                 unsafe {
                     moves::store(job.tier, place.dtype, total.cast(), to, place.step, columns, false);
                 }

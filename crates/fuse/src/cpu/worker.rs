@@ -127,7 +127,7 @@ impl<'a> Worker<'a> {
                     let size = moves::register_size(place.dtype);
                     for row in 0..job.rows {
                         let to = self.home[to as usize].wrapping_add(row * columns * size);
-                        // SAFETY: the tensor has so many columns, the register room for the rows.
+                        // SAFETY: the tensor has this many columns, the register room for the rows.
                         unsafe { moves::load(job.tier, place.dtype, place.address, place.step, to, columns) };
                     }
                 }

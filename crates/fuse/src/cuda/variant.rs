@@ -44,7 +44,7 @@ pub struct Variant {
 }
 
 impl Variant {
-    /// Rows of so many columns, of tensors that are all dense and aligned or none.
+    /// Rows of this many columns, of tensors that are all dense and aligned or none.
     pub fn plain(columns: usize, dense: bool) -> Variant {
         let dense = vec![dense; 64];
         Variant { columns, fixed: false, rank: 1, summed: 1024, kept: 1, dense, large: false }
@@ -156,7 +156,7 @@ impl Config {
         (self.items, self.lanes, self.rows, self.kept) = (1, 512, 1, Rows::ReadAgain);
     }
 
-    /// Lays out threads that keep so many times as many columns as they take at once.
+    /// Lays out threads so that each keeps the columns of `items` steps.
     fn keep_rows(&mut self, items: usize, lanes: usize, sums: bool) {
         (self.items, self.lanes) = (items, if sums { lanes.max(32) } else { lanes });
         self.rows = match self.lanes {
@@ -180,7 +180,7 @@ impl Config {
     }
 }
 
-/// Registers of each of so many threads, if there is no other block. They are dealt to four warps at a time.
+/// Registers of each of this many threads, if there is no other block. They are dealt to four warps at a time.
 fn registers_alone(lanes: usize) -> usize {
     (REGISTERS / lanes.next_multiple_of(128) / 8 * 8).min(255)
 }

@@ -142,7 +142,7 @@ mod tests {
         let page = html(&sample());
         assert!(!page.contains("<script>window.hacked"), "a name became a script");
         assert!(page.contains("&lt;/script&gt;&lt;script&gt;window.hacked"));
-        // One for the data, one for the script: names in the data do not end it.
+        // One element for the data and one for the script: no name in the data can end either.
         assert_eq!(page.matches("</script>").count(), 2);
         let links = ["http://", "https://", "src=", "@import", "url("];
         for link in links {

@@ -129,7 +129,7 @@ fn phase_data(phase: &Phase) -> Value {
     json!({ "name": phase.name, "us": us(end), "cut": cut, "names": all.names, "tracks": tracks })
 }
 
-/// When so many slices have begun as are shown.
+/// When this many slices have begun as are shown.
 fn end_of_first(all: &Tracks) -> u64 {
     let mut starts: Vec<u64> =
         all.tracks.values().flat_map(|(_, slices)| slices.iter().map(|s| s.0)).collect();

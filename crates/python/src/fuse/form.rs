@@ -110,7 +110,7 @@ impl Forms {
     }
 }
 
-/// Whether kernels that were prepared without addresses may have these.
+/// Whether kernels that were prepared without addresses may be called with these.
 pub fn are_aligned(addresses: &[usize]) -> bool {
     addresses.iter().all(|address| address.is_multiple_of(ALIGNMENT))
 }

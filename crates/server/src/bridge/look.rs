@@ -141,7 +141,7 @@ impl Shared {
 pub(super) async fn look(shared: &Shared, commands: &Sender<Command>, scope: Scope) -> Option<Arc<Look>> {
     let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {
-        // Before the look at what there is, so that no news is missed in between.
+        // Before reading the last look, so that no later one is missed.
         let news = shared.looked.notified();
         let (last, is_fresh, ask) = shared.last_look(&scope);
         if is_fresh || shared.state() == State::Loading {

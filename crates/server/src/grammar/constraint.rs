@@ -78,7 +78,7 @@ enum Stage {
     First,
     /// Before its end: the last bytes so far.
     Reasoning(Vec<u8>),
-    /// Behind it, after so many line breaks.
+    /// Behind it, after this many line breaks.
     Between(usize),
     Inside,
 }

@@ -11,7 +11,7 @@ pub(super) enum Seen {
     Name(String),
     /// More of its arguments.
     Arguments(String),
-    /// The object has ended, after so many bytes of the text.
+    /// The object has ended, after this many bytes of the text.
     End(usize),
     /// It is no call.
     Nothing,

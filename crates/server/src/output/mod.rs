@@ -181,7 +181,7 @@ fn partial(text: &str, tag: &str) -> usize {
 mod tests {
     use super::*;
 
-    /// The pieces of a text, joined by kind, cut into parts of so many bytes.
+    /// The pieces of a text, joined by kind, cut into parts of this many bytes.
     fn split(
         make: impl Fn() -> Splitter,
         text: &str,

@@ -250,7 +250,7 @@ impl Writer for Reply {
                 .logprobs
                 .filter(|_| !part.tokens.is_empty())
                 .map(|top| logprobs::of_completion(facts, part.tokens.iter(), &mut output.offset, top > 0));
-            // Without a tokenizer no token has a text, and each is told all the same: clients measure times by them.
+            // Without a tokenizer no token has a text. Each is still sent: clients measure times by them.
             let is_counted = facts.tokenizer.is_none() && !part.tokens.is_empty();
             if text.is_empty() && logprobs.is_none() && part.finish.is_none() && !is_counted {
                 continue;

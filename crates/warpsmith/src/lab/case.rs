@@ -72,9 +72,9 @@ pub enum Values {
     /// Numbers from the smallest subnormal to the largest of the type, in rows that span everything, rows of one
     /// magnitude, and typical rows with a few tiny ones. Sums of them do not overflow.
     Exponents,
-    /// Typical values, but that generated choices are skewed: that of rank `r` is made `1 / r` as often as the first (Zipf).
+    /// Typical values, except that generated choices are skewed: that of rank `r` is made `1 / r` as often as the first (Zipf).
     Zipf,
-    /// Typical values, but that generated choices are all the same.
+    /// Typical values, except that all generated choices are the same.
     AllToOne,
 }
 

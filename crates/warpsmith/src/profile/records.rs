@@ -90,7 +90,7 @@ pub struct Call {
 pub struct DeviceWork {
     /// The kernel's name in the program, `graph`, or the name of a copy.
     pub name: String,
-    /// The call that launched it, if that is known. Of a graph's work a number of its own for each call in each launch.
+    /// The call that launched it, if it is known. In the work of a graph, each call has a number of its own in each launch.
     pub call: Option<u64>,
     /// What the graph that launched it had recorded for it.
     pub recorded: Option<Recorded>,

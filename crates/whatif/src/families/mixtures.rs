@@ -47,7 +47,8 @@ fn is_grouped(work: &Work) -> bool {
     matches!(work.op.as_str(), "grouped_linear" | "grouped_linear_backward")
 }
 
-/// Whether experts have about as many tokens each. Which matrices others read is in no row.
+/// Whether all experts have about the same number of tokens. For the other rows, the record does not say which matrices were
+/// read.
 fn is_even(work: &Work) -> bool {
     !work.has("zipf") && !work.has("all-to-one")
 }

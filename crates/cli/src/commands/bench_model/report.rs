@@ -26,7 +26,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// A test of so many tokens and steps, from the seconds of its runs.
+    /// A test of this many tokens and steps, from the seconds of its runs.
     pub fn new(test: String, tokens: usize, seconds: &[f64], steps: usize) -> Row {
         Row {
             test,

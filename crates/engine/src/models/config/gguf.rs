@@ -202,7 +202,7 @@ fn layers(keys: &Keys<'_>, family: &str, num_layers: usize) -> Result<Vec<LayerC
         1 => return Err(keys.wrong(WINDOW, "2 keys or more", 1)),
         window => Some(window),
     };
-    // Every so many layers see all keys.
+    // One layer in this many sees all keys.
     let period = match (family, window) {
         ("gemma3_text", Some(_)) => keys.size_or("attention.sliding_window_pattern", 6)?,
         _ => 1,

@@ -27,7 +27,7 @@ pub enum RopeScaling {
         /// Positions the model was first trained with.
         original: f64,
     },
-    /// YaRN: as Llama 3, with a linear passage between the pairs that turn so many times.
+    /// YaRN: as Llama 3, with a linear passage between the pairs that turn this many times.
     Yarn {
         /// Divides low frequencies.
         factor: f64,
@@ -86,7 +86,7 @@ impl RopeConfig {
                 Some((0..pairs).map(divisor).collect())
             }
             &RopeScaling::Yarn { factor, original, beta_fast, beta_slow, truncate, .. } => {
-                // The pair that turns so many times over the original positions.
+                // The pair that turns this many times over the original positions.
                 let pair = |turns: f64| {
                     let ratio = (original / (turns * std::f64::consts::TAU)).ln() / self.theta.ln();
                     rotary_dim as f64 * ratio / 2.0

@@ -3,7 +3,7 @@
 use super::*;
 use serde_json::Value;
 
-/// Each so many tokens have logits, as in `scripts/model_fixtures.py`.
+/// One token in this many has logits, as in `scripts/model_fixtures.py`.
 const STEP: usize = 9;
 
 /// The configuration of a fixture, with some keys changed.

@@ -21,7 +21,7 @@ use std::fmt::Write;
 
 /// Device code that all fused kernels share.
 const SUPPORT: &str = include_str!("../support.cuh");
-/// What a kernel may compute again rather than keep: so many additions' worth.
+/// What a kernel may compute again rather than keep: this many additions' worth.
 const CHEAP: u32 = 6;
 
 pub(super) struct Writer<'a> {
@@ -111,7 +111,7 @@ impl<'a> Writer<'a> {
         this
     }
 
-    /// Bytes of registers that a thread needs for what it holds of so many columns: what it loads, keeps and sums.
+    /// Bytes of registers that a thread needs for what it holds of this many columns: what it loads, keeps and sums.
     pub fn held_bytes(&self, columns: usize) -> usize {
         let mut loads = 0;
         for value in self.all_needs() {

@@ -20,7 +20,7 @@ const BUFFER: Layout = match Layout::from_size_align(4 << 20, 8) {
 };
 /// Somebody else has subscribed.
 const MULTIPLE_SUBSCRIBERS: u32 = 39;
-/// Also what is not complete yet is delivered.
+/// Delivers incomplete buffers, too.
 const FORCED: u32 = 1;
 /// `RTLD_NOLOAD`: only what is loaded already.
 const NO_LOAD: i32 = libc::RTLD_NOLOAD;

@@ -9,7 +9,7 @@ pub fn today() -> String {
     date(days)
 }
 
-/// The date so many days after the beginning of 1970.
+/// The date this many days after the beginning of 1970.
 fn date(days: u64) -> String {
     // Years begin in March, so that the day that some years have more is their last.
     let days = days + 719_468;

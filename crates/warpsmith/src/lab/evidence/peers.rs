@@ -118,7 +118,7 @@ impl Record {
         let old: Old = serde_json::from_slice(file)?;
         for OldTiming { op, case, dtype, l2, peers } in old.timings {
             for (peer, ms) in peers {
-                // All of them were measured with these.
+                // All of them were measured with these versions.
                 let version =
                     if peer.starts_with("flashinfer") { "flashinfer 0.6.3" } else { "torch 2.11.0" };
                 let (op, case, dtype) = (op.clone(), case.clone(), dtype.clone());

@@ -181,8 +181,8 @@ impl Prepared {
         })
     }
 
-    /// For a kernel that takes subnormal factors, products and sums for zero: the naive results with such factors, and how far
-    /// a result may be off besides, which is itself zero then.
+    /// For a kernel that takes subnormal factors, products and sums for zero: the naive results with zeros for such factors,
+    /// and how far a result may be off besides because sums become zero.
     fn flushed(&self, kernel: &KernelInfo) -> (Option<&Naively>, f64) {
         let Drawn { op, case, plan, tensors } = &self.drawn;
         // The slope of an activation far out is subnormal.

@@ -18,7 +18,7 @@ pub(super) struct Work {
     pub kernel: &'static str,
     pub workspace: usize,
     pub run: Box<dyn Run>,
-    /// Of the problem, nothing if that is unknown; evaluated for profiles alone.
+    /// The cost of the problem, zero if it is unknown; evaluated only for profiles.
     pub cost: Box<dyn Fn() -> Cost + Send + Sync>,
 }
 

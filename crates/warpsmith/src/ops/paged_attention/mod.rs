@@ -42,19 +42,22 @@
 //!   of them, through the first one's row of the page table, and merge with the rest of each request. All those rows
 //!   must begin with the same pages, and all queries come after these keys. Levels make a tree: a group lies within one
 //!   of the level before, or outside all of them, and its prefix counts from key 0 as that one's does; requests may be
-//!   in no group, and groups may be empty. Shapes decide whether prefixes are shared: where even full tables would not
-//!   save enough to pay for the launches, every request reads its own keys, unless the caller sets `always_share`. On
-//!   Hopper, requests that may have more than 32 rows per KV head read their own keys too, because their products take
-//!   longer than reading. So omit `q_starts` where all have the same number of queries. Where tables are not full,
-//!   [`SharedPrefixes::that_pay`] takes the lengths and drops groups that cost more than they save. Prefixes that are
-//!   not really shared, or starts that descend, are errors on the CPU; on a GPU they give wrong rows but touch nothing
-//!   outside the tensors. Not available with a `window`.
+//!   in no group, and groups may be empty. Prefixes that are not really shared, or starts that descend, are errors on
+//!   the CPU; on a GPU they give wrong rows but touch nothing outside the tensors. Not available with a `window`.
 //! - Bits: a row's keys are added up in ranges of fixed size, counted from key 0. So the bits of a row depend on its
 //!   own request alone: not on other requests, nor on how many of the queries before it are part of the call, nor on
 //!   prefixes that are shared. There is one exception on Hopper: requests of up to 32 rows per KV head (a query has a
 //!   row for each head that shares it) use other ranges than larger ones; with `always_share` all use the ranges of the
 //!   former.
 //! - Launches and memory depend on shapes alone: a captured graph stays valid when lengths and tables change.
+//!
+//! # Speed of shared prefixes
+//!
+//! Shapes decide whether prefixes are shared: where even full tables would not save enough to pay for the launches, every
+//! request reads its own keys, unless the caller sets `always_share`. On Hopper, requests that may have more than 32 rows
+//! per KV head read their own keys too, because their products take longer than reading. So omit `q_starts` where all have
+//! the same number of queries. Where tables are not full, [`SharedPrefixes::that_pay`] takes the lengths and drops groups
+//! that cost more than they save.
 
 #[cfg(feature = "lab")]
 mod cases;
