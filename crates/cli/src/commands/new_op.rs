@@ -7,8 +7,8 @@ use warpsmith::{Error, Result};
 /// Scaffold a new op that builds, runs and passes its checks
 ///
 /// Writes the six files of an op that multiplies by a number, or with --rows subtracts the mean of each row, on CPU and
-/// CUDA, and adds it to ops/mod.rs. Change them into the op you want: contract and checks in mod.rs, the definition in reference.rs, what it must pass in
-/// cases.rs, the kernels in cpu.rs, cuda.rs and kernel.cu.
+/// CUDA, and adds it to ops/mod.rs. Change them into the op you want: contract and checks in mod.rs, the definition in
+/// reference.rs, what it must pass in cases.rs, the kernels in cpu.rs, cuda.rs and kernel.cu.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
