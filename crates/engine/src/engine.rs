@@ -90,7 +90,8 @@ impl Engine {
         options.validate(config)?;
         profile::listen_to_tools();
         let kv_dtype = options.kv_dtype()?;
-        let kv = KvCache::new(config, options.num_pages, options.page_size, kv_dtype, options.device)?;
+        let kv =
+            KvCache::new(config.kv_shape(), options.num_pages, options.page_size, kv_dtype, options.device)?;
         let stream = match model.stream() {
             Some(stream) => stream.clone(),
             None => Stream::new(options.device)?,

@@ -1,5 +1,11 @@
 //! What can go wrong in the engine.
 
+#[cfg(feature = "hub")]
+mod hub;
+
+#[cfg(feature = "hub")]
+pub use hub::HubError;
+
 use std::path::{Path, PathBuf};
 
 /// `Result` with the engine's [`Error`].
@@ -76,7 +82,7 @@ pub enum Error {
         /// Its name.
         model: String,
         /// The reason.
-        why: crate::hub::error::HubError,
+        why: HubError,
     },
 
     /// An internal invariant was violated: a bug in the engine.

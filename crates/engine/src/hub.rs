@@ -5,9 +5,7 @@
 //! without asking the hub; delete them to get a newer version. Interrupted downloads are resumed. A stalled connection
 //! never times out: `hf-hub` has no setting for that.
 
-pub(crate) mod error;
-
-pub use error::HubError;
+pub use crate::error::HubError;
 
 use crate::env;
 use crate::error::{Error, Result};

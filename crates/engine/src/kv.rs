@@ -1,12 +1,29 @@
 //! The memory of keys and values: pages of all layers in one allocation.
 
 use crate::error::{Error, Result};
-use crate::models::config::Config;
 use std::collections::HashSet;
 use warpsmith::op::survey;
 use warpsmith::ops::KvCopy;
 use warpsmith::ops::paged_attention::SharedPrefixes;
 use warpsmith::{DType, Device, Stream, Tensor, TensorViewMut};
+
+/// What a model keeps of a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvShape {
+    /// Number of layers.
+    pub layers: usize,
+    /// Heads of keys and of values in a layer.
+    pub heads: usize,
+    /// Numbers in a head.
+    pub head_dim: usize,
+}
+
+impl KvShape {
+    /// Bytes that a page takes in all layers.
+    pub fn page_bytes(self, page_size: usize, dtype: DType) -> usize {
+        self.layers * 2 * page_size * self.heads * self.head_dim * dtype.size()
+    }
+}
 
 /// Keys and values of all layers. A page has the same number in every layer.
 ///
@@ -25,13 +42,13 @@ impl KvCache {
     /// # Errors
     /// If the device has too little memory.
     pub fn new(
-        config: &Config,
+        shape: KvShape,
         num_pages: usize,
         page_size: usize,
         dtype: DType,
         device: Device,
     ) -> Result<KvCache> {
-        let (layers, heads, head_dim) = (config.num_layers, config.num_kv_heads, config.head_dim);
+        let KvShape { layers, heads, head_dim } = shape;
         // In a survey, memory of the CPU stands for a GPU's.
         let by_page = device == Device::Cpu && !survey::is_running();
         let memory = match by_page {
@@ -39,11 +56,6 @@ impl KvCache {
             false => Tensor::zeros(&[layers, 2, num_pages, page_size, heads, head_dim], dtype, device)?,
         };
         Ok(KvCache { memory, layers, page_size })
-    }
-
-    /// Bytes that a page takes in all layers.
-    pub fn page_bytes(config: &Config, page_size: usize, dtype: DType) -> usize {
-        config.num_layers * 2 * page_size * config.num_kv_heads * config.head_dim * dtype.size()
     }
 
     /// Keys and values of a layer, each `[pages, page_size, kv_heads, head_dim]`.
@@ -120,14 +132,9 @@ mod tests {
     /// On the CPU memory counts once it is touched: a few tokens must not touch a place of their own for each layer.
     #[test]
     fn the_layers_of_a_page_lie_together_on_the_cpu() {
-        let config = serde_json::json!({
-            "model_type": "llama", "hidden_size": 128, "intermediate_size": 80, "num_hidden_layers": 3,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 96, "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 64, "rope_theta": 10000.0,
-        });
-        let config = Config::from_json(&config).unwrap();
-        let mut kv = KvCache::new(&config, 5, 8, DType::F32, Device::Cpu).unwrap();
-        let page = KvCache::page_bytes(&config, 8, DType::F32);
+        let shape = KvShape { layers: 3, heads: 2, head_dim: 32 };
+        let mut kv = KvCache::new(shape, 5, 8, DType::F32, Device::Cpu).unwrap();
+        let page = shape.page_bytes(8, DType::F32);
         let mut places = Vec::new();
         for layer in 0..3 {
             let (keys, values) = kv.layer(layer).unwrap();

@@ -28,7 +28,7 @@ pub use batch::{Adapted, Batch, Chunk, Shared};
 pub use constraint::{Constraint, Grammar, SharedGrammar};
 pub use engine::{Engine, Pooling, SequenceView, View};
 pub use error::{Error, Result};
-pub use kv::KvCache;
+pub use kv::{KvCache, KvShape};
 pub use open::OpenOptions;
 pub use pages::{Branch, Branches};
 pub use request::{

@@ -3,7 +3,6 @@
 use crate::adapters::{Adapter, AdapterPath};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::kv::KvCache;
 use crate::models::{self, Config, LoadOptions};
 use crate::models::{LoadProgress, Watched, WeightSource};
 use crate::settings::EngineOptions;
@@ -196,7 +195,7 @@ fn num_pages(
     if let Some(tokens) = options.pool_tokens {
         return Ok(tokens.div_ceil(page_size));
     }
-    let page_bytes = KvCache::page_bytes(config, page_size, kv_dtype).max(1) as u64;
+    let page_bytes = config.kv_shape().page_bytes(page_size, kv_dtype).max(1) as u64;
     // Slots are numbers of 32 bits.
     let most = (i32::MAX as usize / page_size) as u64;
     if device == Device::Cpu {

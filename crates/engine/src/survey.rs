@@ -54,7 +54,8 @@ fn run_all(config: &Config, weights: &dyn WeightSource, options: &OpenOptions) -
     engine.validate(model.config())?;
     let max_pages = model.config().max_positions.div_ceil(engine.page_size);
     let kv_dtype = engine.kv_dtype()?;
-    let kv = KvCache::new(model.config(), max_pages.max(2), engine.page_size, kv_dtype, Device::Cpu)?;
+    let kv =
+        KvCache::new(model.config().kv_shape(), max_pages.max(2), engine.page_size, kv_dtype, Device::Cpu)?;
     let columns = model.config().vocab_size;
     // Sequences without an adapter, and with each.
     let adapters = std::iter::once(None).chain((0..adapters.len()).map(Some)).collect();

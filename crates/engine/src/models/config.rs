@@ -16,6 +16,7 @@ pub use rope::{RopeConfig, RopeScaling};
 
 use super::names::Naming;
 use crate::error::{Error, Result};
+use crate::kv::KvShape;
 use crate::weights::{self, Metadata};
 use keys::{Keys, Setting};
 use serde_json::Value;
@@ -161,6 +162,11 @@ impl Config {
             Metadata::Config(config) => json::judge(&Value::Object(config.clone())),
             Metadata::Gguf(keys) => gguf::judge(&|key| keys.value(key).cloned()),
         }
+    }
+
+    /// What the model keeps of a token.
+    pub fn kv_shape(&self) -> KvShape {
+        KvShape { layers: self.num_layers, heads: self.num_kv_heads, head_dim: self.head_dim }
     }
 
     /// The factor of the scores in a layer; `None` for one over the root of the head size.

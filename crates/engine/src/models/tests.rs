@@ -71,7 +71,7 @@ fn logits_with(
     adapter: Option<usize>,
 ) -> Vec<f32> {
     let count = ids.len().div_ceil(PAGE_SIZE);
-    let mut kv = KvCache::new(model.config(), count + 3, PAGE_SIZE, dtype, Device::Cpu).unwrap();
+    let mut kv = KvCache::new(model.config().kv_shape(), count + 3, PAGE_SIZE, dtype, Device::Cpu).unwrap();
     let pages: Vec<i32> = (0..count as i32).rev().map(|page| page + 2).collect();
     let (mut start, mut all) = (0, Vec::new());
     for &size in chunks.iter().cycle() {

@@ -88,7 +88,7 @@ pub enum HubError {
 
 impl HubError {
     /// Whether the cause is the hub, and not this machine.
-    pub(super) fn is_of_the_hub(&self) -> bool {
+    pub(crate) fn is_of_the_hub(&self) -> bool {
         !matches!(self, HubError::WrongSize { .. } | HubError::WrongPart { .. } | HubError::Busy { .. })
     }
 }
