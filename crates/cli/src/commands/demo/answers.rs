@@ -1,6 +1,8 @@
 //! A model answers two questions. The second finds most of its prompt in the prefix cache.
 
+use super::WIDTH;
 use crate::model::{Answer, ModelArgs, answer, print};
+use crate::table;
 use serde_json::json;
 use std::path::Path;
 use warpsmith::Device;
@@ -24,14 +26,15 @@ pub fn show(path: &Path, device: Option<Device>) -> Result<()> {
     println!("{}", path.file_name().unwrap_or(path.as_os_str()).to_string_lossy());
     let [first, second] = QUESTIONS.map(|question| ask(&mut engine, question));
     let (first, second) = (first?, second?);
-    println!(
-        "\nThe second question began with the same instructions: {} of its {} prompt tokens were cached, and its answer \
-         began\nafter {:.0} ms instead of {:.0} ms.\n",
+    let told = format!(
+        "The second question began with the same instructions: {} of its {} prompt tokens were cached, and its answer \
+         began after {:.0} ms instead of {:.0} ms.",
         second.usage.cached_tokens,
         second.usage.prompt_tokens,
         second.first.as_secs_f64() * 1e3,
         first.first.as_secs_f64() * 1e3,
     );
+    println!("\n{}\n", table::wrap(&told, WIDTH, 0).join("\n"));
     Ok(())
 }
 
@@ -42,7 +45,7 @@ fn ask(engine: &mut Engine, question: &str) -> Result<Answer> {
     let params = SamplingParams { max_tokens: Some(64), ..SamplingParams::greedy() };
     let answer = answer(engine, Request { prompt, params, ..Request::default() }, print)?;
     match (answer.summary(), &answer.reason) {
-        (Some(summary), _) => println!("\n  ({summary})"),
+        (Some(summary), _) => println!("\n{}", table::wrap(&format!("({summary})"), WIDTH, 1).join("\n")),
         (None, reason) => return Err(Error::Broken(format!("no answer: {reason:?}"))),
     }
     Ok(answer)
