@@ -87,7 +87,7 @@ fn unary(f: Unary, x: &str) -> String {
         Unary::Log1p => format!("log1pf({x})"),
         Unary::Sqrt => format!("sqrtf({x})"),
         Unary::Rsqrt => format!("rsqrtf({x})"),
-        Unary::Reciprocal => format!("(1.0f / {x})"),
+        Unary::Reciprocal => format!("divided(1.0f, {x})"),
         Unary::Tanh => format!("tanhf({x})"),
         Unary::Sigmoid => format!("sigmoid({x})"),
         Unary::Silu => format!("Silu::value<f32>({x})"),
@@ -110,6 +110,7 @@ fn unary(f: Unary, x: &str) -> String {
 
 fn binary(f: Binary, a: &str, b: &str) -> String {
     match f {
+        Binary::Div => format!("divided({a}, {b})"),
         Binary::Pow => format!("powf({a}, {b})"),
         Binary::Max => format!("larger({a}, {b})"),
         Binary::Min => format!("smaller({a}, {b})"),

@@ -42,7 +42,7 @@ impl CudaSource {
     /// If a node has no CUDA code, or there are too many tensors for one kernel.
     pub fn new(graph: &Graph, kernel: &Kernel, variant: &Variant) -> Result<CudaSource> {
         let config = Config::new(graph, kernel, variant);
-        let writer = Writer::new(graph, kernel, config.kept);
+        let writer = Writer::new(graph, kernel, config.kept).ahead(config.ahead);
         let (tensors, sums) = (writer.shape.tensors().count(), writer.shape.sums.len());
         let sizes = writer.sizes.clone();
         let extents = Extents::new(tensors, variant.rank, sizes.len())?;
@@ -62,6 +62,8 @@ impl CudaSource {
             ("EXACT", usize::from(config.exact)),
             ("LARGE", usize::from(variant.large)),
             ("SUMS", sums),
+            ("ONE", usize::from(variant.kept == 1)),
+            ("GROUPS", config.groups()),
             ("DIRECT", usize::from(direct)),
         ];
         let mut defines: Vec<(String, String)> =

@@ -279,7 +279,8 @@ impl<'a> Layout<'a> {
         }
         if totals {
             let function = module.function(&format!("{}_total", source.name))?;
-            let config = launch_config([(variant.kept * columns).div_ceil(32), sums], 256)?;
+            let threads = 32 * config.groups();
+            let config = launch_config([(variant.kept * columns).div_ceil(32), sums], threads)?;
             launches.push(Launch { function, config, words: words(pieces), addresses });
         }
         Ok(())

@@ -7,7 +7,8 @@ using namespace warpsmith;
 // Macros. Of the parameters: TENSORS, OUTER (dimensions of rows, at least 1), RANK (those that there are), NAMED (sizes, an
 // even number), UNUSED (words that fill them up). Of the threads: WIDTH, ITEMS, LANES, ROWS, JUMP (columns from one of a
 // thread's to its next). Of the call: COLUMNS (0 if only the parameters say), EXACT (every thread's columns exist), LARGE
-// (positions need 64 bits), SUMS (over rows), DIRECT (they are complete after one piece).
+// (positions need 64 bits), SUMS (over rows), DIRECT (they are complete after one piece), ONE (a single row is left of those
+// that are summed), GROUPS (threads that add up the pieces of a column).
 [[maybe_unused]] constexpr int SPAN = ITEMS * LANES * WIDTH;  // columns of a block
 
 // The twin of what the host writes. Tensors are those that are read, those that are written, and sums over rows.
@@ -95,6 +96,9 @@ template <class T> struct Pack {
   }
 };
 
+// A number as an address of global memory, which loads and stores need not find out then. Both are the same number.
+template <class T> WS_INLINE T* in_global_memory(u64 address) { return (T*)__cvta_global_to_generic(address); }
+
 // Where row `index` of tensor t begins.
 template <class T> WS_INLINE T* row_of(const FuseParams& p, int t, Index index) {
   i64 offset = 0;
@@ -105,18 +109,18 @@ template <class T> WS_INLINE T* row_of(const FuseParams& p, int t, Index index) 
     index = rest;
   }
   if (RANK > 0) offset += (i64)index * p.rows[t][0];
-  return (T*)(p.address[t] + offset);
+  return in_global_memory<T>(p.address[t] + offset);
 }
 
 // Where a block leaves its sums.
 WS_INLINE float* partial(const FuseParams& p, i64 piece, Index kept_row, int sum) {
-  return (float*)p.partials + ((piece * SUMS + sum) * p.kept + kept_row) * p.columns;
+  return in_global_memory<float>(p.partials) + ((piece * SUMS + sum) * p.kept + kept_row) * p.columns;
 }
 
 // The row of a table that is `index`, or the first if there is none.
 template <class T> WS_INLINE const T* table_row(const FuseParams& p, int t, i64 index) {
   if (index < 0 || index >= p.table_rows[t]) index = 0;
-  return (const T*)(p.address[t] + index * p.rows[t][0]);
+  return in_global_memory<const T>(p.address[t] + index * p.rows[t][0]);
 }
 
 // A thread's columns from `column` on, one by one; those from `count` on become 0.
@@ -267,9 +271,25 @@ template <class R, class V> WS_INLINE V over_row(V x, V* scratch) {
 // The larger and the smaller, the first where they are equal; NaN if one is.
 WS_INLINE float larger(float a, float b) { return b != b ? b : (b > a ? b : a); }
 WS_INLINE float smaller(float a, float b) { return b != b ? b : (b < a ? b : a); }
+// a / b, rounded as IEEE 754 has it; results below 2^-126 may err by their last bit. The compiler's own division branches,
+// and those of a thread's columns would wait for each other.
+WS_INLINE float divided(float a, float b) {
+  // So that neither 1 / b nor what a division leaves of `a` is below 2^-126.
+  const float size = fabsf(b);
+  const bool small = fminf(fabsf(a), size) < 0x1p-64f && size < 0x1p60f;
+  const float scale = size > 0x1p96f ? 0x1p-32f : (small ? 0x1p64f : 1.0f);
+  a *= scale;
+  b *= scale;
+  const float inverse = reciprocal(b), near = a * inverse;
+  const float nearest = fmaf(fmaf(-near, b, a), inverse, near);
+  // Zeros keep their sign; infinities and NaN are what they are.
+  return fabsf(near) > 0.0f && fabsf(near) < -minus_infinity() ? nearest : near;
+}
+// The denominator is from 1 to 2.
 WS_INLINE float sigmoid(float x) {
   const Sigmoid s = sigmoid_parts<f32>(x);
-  return s.numerator / s.denominator;
+  const float inverse = reciprocal(s.denominator), near = s.numerator * inverse;
+  return fmaf(fmaf(-near, s.denominator, s.numerator), inverse, near);
 }
 WS_INLINE float softplus(float x) { return (x < 0.0f ? 0.0f : x) + log1pf(expf(-fabsf(x))); }
 // Numbers that an integer type does not hold become its smallest, as on the CPU.

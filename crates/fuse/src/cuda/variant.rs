@@ -18,9 +18,17 @@ const MAX_LANES: usize = 1024;
 const APART: usize = 4;
 /// Threads of a block that has several rows.
 const BLOCK: usize = 256;
-/// Blocks that sums over rows are spread over, and rows that a thread adds up, at least.
-const SUM_BLOCKS: usize = 512;
+/// Threads that sums over rows are spread over: two blocks for each multiprocessor of an H200.
+const SUM_THREADS: usize = 264 * BLOCK;
+/// Rows that a thread adds up, at least, and those of a thread whose rows are reduced too.
 const PIECE: usize = 4;
+const REDUCED_PIECE: usize = 2;
+/// Bytes of rows that a thread loads ahead, at most.
+const AHEAD: usize = 128;
+/// Nodes beyond which fewer rows are loaded ahead: the code for each is its own.
+const MANY: usize = 32;
+/// Bytes of registers of a thread for the elements of its rows, where a row belongs to a warp.
+const WARP_HELD: usize = 192;
 /// Bytes of shared memory for what the rows of a block have added up.
 const SHARED: usize = 32 << 10;
 
@@ -77,6 +85,8 @@ pub struct Config {
     pub kept: Rows,
     /// In how many pieces rows are summed.
     pub pieces: usize,
+    /// Sums over rows: the rows that a thread loads before it computes with the first of them.
+    pub ahead: usize,
     /// Whether all columns of all threads exist.
     pub exact: bool,
 }
@@ -95,6 +105,7 @@ impl Config {
             rows: 1,
             kept: Rows::Kept,
             pieces: 1,
+            ahead: 1,
             exact: false,
         };
         let units = columns.div_ceil(this.vector);
@@ -123,17 +134,45 @@ impl Config {
             _ => this.kept == Rows::Kept && columns == span,
         };
         if kernel.kind == Kind::Columns {
-            let blocks = variant.kept * this.tiles(columns);
-            let most = variant.summed.div_ceil(this.rows * PIECE).max(1);
-            this.pieces = (SUM_BLOCKS / blocks.max(1)).clamp(1, most);
+            let threads = variant.kept * this.tiles(columns) * this.lanes * this.rows;
+            let least = if writer.phases == 1 { PIECE } else { REDUCED_PIECE };
+            let most = variant.summed.div_ceil(this.rows * least).max(1);
+            this.pieces = (SUM_THREADS / threads.max(1)).clamp(1, most);
+            this.ahead = this.rows_ahead(&writer);
         }
         this
+    }
+
+    /// Rows that a thread loads before it computes with the first of them.
+    fn rows_ahead(&self, writer: &Writer<'_>) -> usize {
+        let loaded = (writer.loaded_bytes(self.vector).1 * self.items).max(1);
+        if writer.phases > 1 {
+            let held = writer.held_bytes(self.vector) * self.items;
+            return if loaded <= AHEAD && held + loaded <= MAX_HELD { 2 } else { 1 };
+        }
+        if writer.shape.gathers() {
+            return 1;
+        }
+        let most = if writer.shape.nodes.len() > MANY { 2 } else { PIECE };
+        (AHEAD / loaded).clamp(1, most)
+    }
+
+    /// Threads that add up the pieces of a column.
+    pub fn groups(&self) -> usize {
+        if self.pieces <= 64 { 8 } else { 32 }
     }
 
     /// Lays out threads for kernels that reduce rows.
     fn lay_rows(&mut self, writer: &Writer<'_>, kind: Kind, units: usize) {
         let held = writer.held_bytes(self.vector).max(1);
         let sums = kind == Kind::Columns;
+        // Within a warp nobody waits for a barrier, and a thread has more loads on their way.
+        let warp = (1..=4).map(|items| (items, lanes_for(units.div_ceil(items))));
+        if let Some((items, lanes)) = warp.into_iter().find(|(_, lanes)| *lanes <= 32)
+            && held * items <= WARP_HELD
+        {
+            return self.keep_rows(items, lanes, sums);
+        }
         for items in 1..=4 {
             let lanes = lanes_for(units.div_ceil(items));
             let most = if items < 4 { LANES } else { MAX_LANES };

@@ -1,6 +1,7 @@
 //! The kernels around the columns.
 
 use super::super::variant::Rows;
+use super::body::Pipeline;
 use super::{Value, Writer, memory_type, register_type};
 use crate::error::Result;
 use crate::graph::NodeId;
@@ -40,7 +41,7 @@ impl Writer<'_> {
         self.row_values(0)?;
         let needed = self.needs(0);
         self.declare(4, &needed, "");
-        self.loads(4, &needed, "");
+        self.loads(4, &needed, "", "");
         self.chunk(4, 0, &needed)?;
         self.line(0, "  }\n}");
         Ok(())
@@ -81,6 +82,11 @@ impl Writer<'_> {
         for phase in 0..self.phases {
             self.phase(phase)?;
         }
+        match self.pipeline() {
+            Pipeline::None | Pipeline::Each => {}
+            Pipeline::Ahead => self.line(4, "}"),
+            Pipeline::Next => self.advance(&self.all_needs()),
+        }
         if reduces {
             self.line(4, "if (LANES > 32) __syncthreads();");
         }
@@ -94,12 +100,14 @@ impl Writer<'_> {
 
     /// All loads of a row, ahead of everything that waits for one of them; and room for what is kept.
     fn load_all(&mut self) {
-        let all = self.all_needs();
         // Indices of gathers are among the values of rows, which come with the first phase.
         let gathers = self.shape.gathers();
-        self.declare(4, &all, "[ITEMS]");
-        if !gathers {
-            self.load_loop(&all);
+        if self.pipeline() == Pipeline::None {
+            let all = self.all_needs();
+            self.declare(4, &all, "[ITEMS]");
+            if !gathers {
+                self.load_loop(&all);
+            }
         }
         let mut kept: Vec<NodeId> = self.kept.iter().copied().collect();
         kept.sort_unstable();
@@ -112,14 +120,14 @@ impl Writer<'_> {
     fn load_loop(&mut self, wanted: &HashSet<Value>) {
         self.unroll();
         self.line(4, "for (int i = 0; i < ITEMS; ++i) {");
-        self.columns_of_item();
-        self.loads(6, wanted, "[i]");
+        self.columns_of_item(6);
+        self.loads(6, wanted, "", "[i]");
         self.line(4, "}");
     }
 
-    fn columns_of_item(&mut self) {
+    pub(super) fn columns_of_item(&mut self, indent: usize) {
         self.lines(
-            6,
+            indent,
             &[
                 "const Index column = column_of(first_column, i, lane);",
                 "[[maybe_unused]] const int count = count_of(column, columns);",
@@ -130,7 +138,8 @@ impl Writer<'_> {
     /// What is between two reductions.
     fn phase(&mut self, phase: usize) -> Result<()> {
         self.row_values(phase)?;
-        if phase == 0 && self.rows == Rows::Kept && self.shape.gathers() {
+        let own = self.rows == Rows::Kept && self.pipeline() == Pipeline::None;
+        if phase == 0 && own && self.shape.gathers() {
             self.load_loop(&self.all_needs());
         }
         let needed = self.needs(phase);
@@ -151,7 +160,7 @@ impl Writer<'_> {
             let over = format!("over_row<{join}>(part{at}, {scratch}[{}])", self.barrier % 2);
             self.barrier += 1;
             let text = match reduction.f {
-                Reduce::Mean => format!("{over} / (float)columns"),
+                Reduce::Mean => format!("divided({over}, (float)columns)"),
                 _ => over,
             };
             self.line(4, &format!("const {held} {} = {text};", Value::here(reduction.id).name()));
@@ -164,7 +173,7 @@ impl Writer<'_> {
         if self.rows == Rows::Kept {
             self.unroll();
             self.line(4, "for (int i = 0; i < ITEMS; ++i) {");
-            self.columns_of_item();
+            self.columns_of_item(6);
             self.chunk(6, phase, needed)?;
             self.line(4, "}");
             return Ok(());
@@ -177,7 +186,7 @@ impl Writer<'_> {
             ],
         );
         self.declare(6, needed, "");
-        self.loads(6, needed, "");
+        self.loads(6, needed, "", "");
         let sums = self.sums(phase);
         for (s, _) in &sums {
             self.line(6, &format!("float added{s}[WIDTH];"));
@@ -208,31 +217,90 @@ impl Writer<'_> {
             }
         }
         let tiles = match self.rows {
-            Rows::Kept => "const u32 tiles = (u32)((columns + (SPAN - 1)) / SPAN);",
-            Rows::ReadAgain => "constexpr u32 tiles = 1;",
+            Rows::Kept => "const Index tiles = (columns + (SPAN - 1)) / SPAN;",
+            Rows::ReadAgain => "constexpr Index tiles = 1;",
         };
         self.lines(
             2,
             &[
                 tiles,
-                "const u32 tile = blockIdx.x % tiles, rest = blockIdx.x / tiles;",
-                "const Index kept_row = rest % (u32)p.kept;",
-                "const i64 piece = rest / (u32)p.kept, summed = p.num_rows / p.kept;",
-                "[[maybe_unused]] const Index first_column = (Index)tile * SPAN;",
-                "const Index begin = (Index)(summed * piece / p.pieces), end = (Index)(summed * (piece + 1) / p.pieces);",
+                "const Index kept = ONE ? 1 : (Index)p.kept, pieces = (Index)p.pieces;",
+                "const Index rest = (Index)blockIdx.x / tiles, tile = (Index)blockIdx.x - rest * tiles;",
+                "const Index piece = rest / kept, kept_row = rest - piece * kept;",
+                "[[maybe_unused]] const Index first_column = tile * SPAN;",
+                // The first pieces have one row more, if they do not come out even.
+                "const Index summed = (Index)p.num_rows / kept, share = summed / pieces, more = summed - share * pieces;",
+                "const Index begin = piece * share + (piece < more ? piece : more);",
+                "const Index end = begin + share + (piece < more ? 1 : 0);",
                 "[[maybe_unused]] const bool exists = tile == 0;",
             ],
         );
-        if self.phases == 1 {
-            self.line(0, "#pragma unroll 4");
+        self.fetch_same(&self.all_needs());
+        match self.pipeline() {
+            Pipeline::None | Pipeline::Each => {
+                self.lines(
+                    2,
+                    &[
+                        "for (Index index = begin + threadIdx.x / LANES; index < end; index += ROWS) {",
+                        "  const Index row = index * kept + kept_row;",
+                    ],
+                );
+                if self.pipeline() == Pipeline::Each {
+                    let all = self.all_needs();
+                    self.declare_row(&all, "", "");
+                    self.fetch(&all, "", "");
+                }
+            }
+            Pipeline::Ahead => self.begin_ahead(),
+            Pipeline::Next => self.begin_next(),
         }
+    }
+
+    /// Loads some rows, and begins to go through them.
+    fn begin_ahead(&mut self) {
+        let (all, ahead) = (self.all_needs(), self.ahead);
+        let next = format!("first += ROWS * {ahead}");
+        self.line(2, &format!("for (Index first = begin + threadIdx.x / LANES; first < end; {next}) {{"));
+        self.declare_row(&all, "", &format!("[{ahead}]"));
+        for loads in [true, false] {
+            self.unroll();
+            self.lines(
+                4,
+                &[
+                    &format!("for (int u = 0; u < {ahead}; ++u) {{"),
+                    "  const Index index = first + u * ROWS;",
+                    "  if (index >= end) break;",
+                    "  const Index row = index * kept + kept_row;",
+                ],
+            );
+            if loads {
+                self.fetch(&all, "", "[u]");
+                self.line(4, "}");
+            }
+        }
+    }
+
+    /// Loads the first row, begins to go through all, and loads the one after each.
+    fn begin_next(&mut self) {
+        let all = self.all_needs();
+        self.declare_row(&all, "", "");
         self.lines(
             2,
             &[
-                "for (Index index = begin + threadIdx.x / LANES; index < end; index += ROWS) {",
-                "  const Index row = index * (Index)p.kept + kept_row;",
+                "Index index = begin + threadIdx.x / LANES;",
+                "if (index < end) {",
+                "  const Index row = index * kept + kept_row;",
             ],
         );
+        self.fetch(&all, "", "");
+        self.lines(2, &["}", "for (; index < end; index += ROWS) {"]);
+        self.declare_row(&all, "next_", "");
+        self.lines(
+            4,
+            &["if (index + ROWS < end) {", "  const Index row = (index + ROWS) * kept + kept_row;"],
+        );
+        self.fetch(&all, "next_", "");
+        self.lines(4, &["}", "const Index row = index * kept + kept_row;"]);
     }
 
     /// Adds up the rows of a block, in order, and gives them away.
@@ -260,6 +328,7 @@ impl Writer<'_> {
                         "      gathered[threadIdx.x / LANES * SPAN + column_of(0, i, lane) + j * JUMP] = sum{s}[i][j];"
                     ),
                     "  __syncthreads();",
+                    "#pragma unroll 1",
                     "  for (int c = threadIdx.x; c < SPAN; c += LANES * ROWS) {",
                     "    float total = 0.0f;",
                     "#pragma unroll",
@@ -286,30 +355,57 @@ impl Writer<'_> {
         }
     }
 
-    /// The second stage: pieces are added up, 8 threads for a column and then those, in order.
+    /// The second stage: pieces are added up, `GROUPS` threads for a column and then those, in order.
     pub(super) fn write_totals(&mut self, name: &str) {
-        self.head(&format!("{name}_total"), "256");
+        self.head(&format!("{name}_total"), "GROUPS * 32");
         self.lines(
             2,
             &[
-                "__shared__ float parts[8][32];",
+                "__shared__ float parts[GROUPS][32];",
                 "begin_kernel();",
-                "const i64 width = p.kept * p.columns, at = (i64)blockIdx.x * 32 + threadIdx.x % 32;",
-                "const int group = threadIdx.x / 32;",
+                "const Index columns = columns_of(p), width = (ONE ? 1 : (Index)p.kept) * columns;",
+                "const Index at = (Index)blockIdx.x * 32 + threadIdx.x % 32;",
+                "const int group = threadIdx.x / 32, pieces = (int)p.pieces;",
                 "float total = 0.0f;",
                 "if (at < width) {",
-                "  const float* from = (const float*)p.partials + blockIdx.y * width + at;",
-                "#pragma unroll 8",
-                "  for (i64 piece = group; piece < p.pieces; piece += 8) total += from[piece * (SUMS * width)];",
+                "  const i64 step = (i64)width * SUMS;",
+                "  const float* from = in_global_memory<const float>(p.partials) + (i64)blockIdx.y * width + at;",
+                // All loads of a round come before the first sum.
+                "#pragma unroll 1",
+                "  for (int piece = group; piece < pieces; piece += 8 * GROUPS) {",
+                "    float part[8];",
+            ],
+        );
+        self.unroll();
+        self.lines(
+            6,
+            &[
+                "for (int i = 0; i < 8; ++i) {",
+                "  const int at_piece = piece + i * GROUPS;",
+                "  part[i] = at_piece < pieces ? from[at_piece * step] : 0.0f;",
+                "}",
+            ],
+        );
+        self.unroll();
+        self.lines(
+            2,
+            &[
+                "    for (int i = 0; i < 8; ++i) total += part[i];",
+                "  }",
                 "}",
                 "parts[group][threadIdx.x % 32] = total;",
                 "__syncthreads();",
                 "if (group > 0 || at >= width) return;",
                 "total = 0.0f;",
-                "#pragma unroll",
-                "for (int g = 0; g < 8; ++g) total += parts[g][threadIdx.x % 32];",
-                "const Index row = (Index)(at / p.columns);",
-                "const i64 column = at - (i64)row * p.columns;",
+            ],
+        );
+        self.unroll();
+        self.lines(
+            2,
+            &[
+                "for (int g = 0; g < GROUPS; ++g) total += parts[g][threadIdx.x % 32];",
+                "const Index row = ONE ? 0 : at / columns;",
+                "const i64 column = at - row * columns;",
             ],
         );
         let first = self.shape.reads.len() + self.shape.writes.len();

@@ -2,7 +2,8 @@
 //!
 //! Elements: a thread takes `WIDTH` columns of a row at a time. Rows: part of a warp, a warp or a block takes a row; each
 //! thread keeps its columns in registers from reduction to reduction, or, of long rows, reads them again. Sums over rows: a
-//! block adds up its columns over its piece of the rows, and a second kernel the pieces.
+//! block adds up its columns over its piece of the rows, and a second kernel the pieces. Loads of further rows come before
+//! the stores of a row, because no load passes a store.
 
 mod body;
 mod kernels;
@@ -37,6 +38,8 @@ pub(super) struct Writer<'a> {
     pub sizes: Vec<Dim>,
     text: String,
     barrier: usize,
+    /// Sums over rows: the rows that a thread loads before it computes with the first of them.
+    ahead: usize,
 }
 
 /// A value of the column that a thread is at, or of the column across, at the same place in the other half of the row.
@@ -105,22 +108,44 @@ impl<'a> Writer<'a> {
         }
         let kept = HashSet::new();
         let kind = kernel.kind;
-        let mut this =
-            Writer { graph, shape, kind, rows, ready, phases, kept, sizes, text: SUPPORT.into(), barrier: 0 };
+        let mut this = Writer {
+            graph,
+            shape,
+            kind,
+            rows,
+            ready,
+            phases,
+            kept,
+            sizes,
+            text: SUPPORT.into(),
+            barrier: 0,
+            ahead: 1,
+        };
         this.find_kept();
         this
     }
 
+    /// With so many rows loaded ahead.
+    pub fn ahead(self, ahead: usize) -> Writer<'a> {
+        Writer { ahead, ..self }
+    }
+
+    /// Bytes of registers that a thread needs for what it loads of so many columns, with what all rows share and without.
+    pub fn loaded_bytes(&self, columns: usize) -> (usize, usize) {
+        let (mut all, mut own) = (0, 0);
+        for value in self.all_needs().iter().filter(|value| self.comes_from_memory(value.id)) {
+            let size = columns * self.graph.node(value.id).dtype.size();
+            let shared = self.is_read(value.id) && self.shape.class(self.graph, value.id) == Class::Column;
+            all += size;
+            own += if shared { 0 } else { size };
+        }
+        (all, own)
+    }
+
     /// Bytes of registers that a thread needs for what it holds of this many columns: what it loads, keeps and sums.
     pub fn held_bytes(&self, columns: usize) -> usize {
-        let mut loads = 0;
-        for value in self.all_needs() {
-            if self.comes_from_memory(value.id) {
-                loads += self.graph.node(value.id).dtype.size();
-            }
-        }
         let kept = self.kept.iter().map(|id| if self.is_whole(*id) { 8 } else { 4 });
-        columns * (loads + kept.sum::<usize>() + 4 * self.shape.sums.len())
+        self.loaded_bytes(columns).0 + columns * (kept.sum::<usize>() + 4 * self.shape.sums.len())
     }
 
     fn is_whole(&self, id: NodeId) -> bool {
