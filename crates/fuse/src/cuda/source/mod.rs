@@ -125,12 +125,12 @@ impl<'a> Writer<'a> {
         this
     }
 
-    /// With so many rows loaded ahead.
+    /// With this many rows loaded ahead.
     pub fn ahead(self, ahead: usize) -> Writer<'a> {
         Writer { ahead, ..self }
     }
 
-    /// Bytes of registers that a thread needs for what it loads of so many columns, with what all rows share and without.
+    /// Bytes of registers that a thread needs for what it loads of this many columns, with what all rows share and without.
     pub fn loaded_bytes(&self, columns: usize) -> (usize, usize) {
         let (mut all, mut own) = (0, 0);
         for value in self.all_needs().iter().filter(|value| self.comes_from_memory(value.id)) {
