@@ -33,7 +33,7 @@ kernel_params! {
     }
 }
 
-pub(in crate::ops) static DEVICE: CudaKernel = CudaKernel {
+pub(super) static DEVICE: CudaKernel = CudaKernel {
     source: Source { name: "linear_finish", code: include_str!("finish.cu") },
     prelude: FinishParams::prelude,
     function: "linear_finish",
@@ -69,12 +69,12 @@ fn plain(p: &Problem) -> Problem {
     }
 }
 
-/// A launch of a product, in a call of an op whose problems are `P`.
-pub(in crate::ops) type Multiply<P> = unsafe fn(&Launch<'_, P>, &Problem, &Part) -> Result<()>;
+/// A launch of a product.
+pub(super) type Multiply = unsafe fn(&Launch<'_, Problem>, &Problem, &Part) -> Result<()>;
 
 /// How a problem is computed in parts.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::ops) struct Parts {
+pub(super) struct Parts {
     split: Split,
     /// Rows of a band.
     rows: usize,
@@ -90,24 +90,11 @@ impl Parts {
         Some(Parts { split, rows })
     }
 
-    /// For a product of `rows` rows, or fewer, whose sums have the same parts however many rows it has.
-    pub fn of_rows(p: &Problem, rows: usize) -> Option<Parts> {
-        Split::of_rows(p, rows).map(|split| Parts { split, rows })
-    }
-
     /// Bytes of scratch memory for a problem; none if it is not computed in parts.
     pub fn bytes(p: &Problem) -> usize {
-        Parts::of(p).map_or(0, |parts| parts.scratch_bytes(p))
-    }
-
-    /// Bytes of scratch memory for a problem in these parts.
-    pub fn scratch_bytes(&self, p: &Problem) -> usize {
-        self.split.bytes(&Problem { m: self.rows, ..plain(p) }).next_multiple_of(SCRATCH_UNIT)
-    }
-
-    /// How many parts there are.
-    pub fn count(&self) -> usize {
-        self.split.parts()
+        Parts::of(p).map_or(0, |parts| {
+            parts.split.bytes(&Problem { m: parts.rows, ..plain(p) }).next_multiple_of(SCRATCH_UNIT)
+        })
     }
 
     /// The product that takes most of the time, which is the problem itself if there are no parts.
@@ -127,13 +114,13 @@ impl Parts {
     ///
     /// # Safety
     /// `part` must hold the tensors of `p`, and `scratch` must have [`Parts::bytes`], until the work on the stream is done.
-    pub unsafe fn run<P>(
+    pub unsafe fn run(
         &self,
-        launch: &Launch<'_, P>,
+        launch: &Launch<'_, Problem>,
         p: &Problem,
         part: &Part,
         scratch: usize,
-        multiply: Multiply<P>,
+        multiply: Multiply,
     ) -> Result<()> {
         for (band, part) in self.bands(p, part) {
             let products = self.split.products(&plain(&band), &part, scratch);
@@ -168,9 +155,9 @@ impl Parts {
     ///
     /// # Safety
     /// As for [`Parts::run`].
-    unsafe fn finish<P>(
+    unsafe fn finish(
         &self,
-        launch: &Launch<'_, P>,
+        launch: &Launch<'_, Problem>,
         p: &Problem,
         part: &Part,
         scratch: usize,

@@ -58,7 +58,7 @@ mod cublaslt;
 #[cfg(feature = "cuda")]
 pub(in crate::ops) mod cuda;
 #[cfg(feature = "cuda")]
-pub(in crate::ops) mod finish;
+mod finish;
 mod packed;
 pub(in crate::ops) mod problem;
 #[cfg(feature = "lab")]

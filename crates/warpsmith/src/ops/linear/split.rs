@@ -7,8 +7,6 @@ use crate::tensor::DType;
 
 /// Rows and columns of a small tile.
 const TILE: usize = 64;
-/// Those of the tiles that large products have on Hopper.
-const LARGE_TILE: [usize; 2] = [128, 256];
 /// The most parts that one thread adds.
 const MOST: usize = 16;
 /// Parts start at multiples of this many elements, so that they start at multiples of 16 bytes in any type, and where there
@@ -69,12 +67,6 @@ impl Split {
     pub fn of_dw(product: &Problem) -> Option<Split> {
         let tiles = product.m.div_ceil(TILE) * product.n.div_ceil(TILE);
         Split::of(product, tiles, Rule::of_gradient(product, 512))
-    }
-
-    /// For a product of up to `rows` rows, whose actual number must not matter.
-    pub fn of_rows(product: &Problem, rows: usize) -> Option<Split> {
-        let tiles = rows.div_ceil(LARGE_TILE[0]) * product.n.div_ceil(LARGE_TILE[1]);
-        Split::of(product, tiles, Rule { enough_tiles: 132, long: 8192, shortest: 4096 })
     }
 
     fn of(product: &Problem, tiles: usize, rule: Rule) -> Option<Split> {
@@ -173,17 +165,6 @@ mod tests {
     fn forward(dtype: DType, tf32: bool, n: usize, k: usize) -> Option<(usize, usize, usize)> {
         let split = Split::of_product(&Problem { tf32, ..product(dtype, [4096, n, k]) })?;
         Some((split.count, split.length, split.rest))
-    }
-
-    #[test]
-    fn parts_for_up_to_so_many_rows_are_the_same_for_fewer() {
-        let of = |[m, n, k]: [usize; 3], rows: usize| Split::of_rows(&product(DType::BF16, [m, n, k]), rows);
-        let parts = |sizes: [usize; 3], rows: usize| of(sizes, rows).map_or(1, |split| split.parts());
-        assert_eq!(parts([384, 1024, 151_936], 384), 8);
-        assert_eq!(parts([512, 4096, 128_256], 512), 2);
-        assert_eq!(parts([512, 4096, 8000], 512), 1);
-        assert_eq!(of([1024, 2048, 50_257], 1024), Some(Split { count: 2, length: 25_088, rest: 81 }));
-        assert_eq!(of([1, 1024, 151_936], 384), of([384, 1024, 151_936], 384));
     }
 
     #[test]

@@ -63,12 +63,6 @@ impl Provable for Forward {
             cases.push(all.clone().sizes(&[1025, 19, 9]));
             cases.push(all.clone().sizes(&[2048, 10, 16]).attr(REDUCTION, 1.0));
             cases.push(all.clone().sizes(&[2100, 17, 8]));
-            // Vocabularies over which sums are made in parts, whole and not.
-            if dtype.size() == 2 {
-                cases.push(all.clone().sizes(&[19, 8200, 24]));
-                cases.push(all.clone().sizes(&[9, 8211, 16]).attr(REDUCTION, 1.0));
-                cases.push(all.clone().sizes(&[6, 8195, 33]).arranged(Arrangement::Misaligned));
-            }
             let case = all.clone().sizes(&[19, 70, 32]);
             let options = [(IGNORE_INDEX, 7.0), (SOFTCAP, 3.0), (LABEL_SMOOTHING, 0.25), (Z_LOSS, 0.01)];
             for (at, (index, value)) in options.into_iter().enumerate() {

@@ -16,7 +16,6 @@ use crate::ops::FLOATS;
 use crate::ops::linear::cuda::{
     GENERIC_DEVICE, SM80_DEVICE, addressable, run_generic, run_sm80, sm80_supports,
 };
-use crate::ops::linear::finish::{self, Parts};
 use crate::ops::linear::problem::Part as Operands;
 use crate::ops::linear::{align, bf16x3, sm90};
 use crate::tensor::DType;
@@ -105,14 +104,6 @@ fn scale_defines(dtype: DType, vector: bool) -> Defines {
     vec![element(dtype), flag("VECTOR", vector)]
 }
 
-/// Which of the products of a part.
-#[derive(Clone, Copy, PartialEq)]
-enum Which {
-    Logits,
-    Dx,
-    Dw,
-}
-
 /// Where things begin in the scratch memory, after the logits: losses of rows, and copies that products need. At multiples of 256
 /// bytes.
 struct Scratch {
@@ -143,21 +134,17 @@ fn supports(p: &Problem, info: &DeviceInfo, product: Supports) -> std::result::R
     products(p).try_for_each(|problem| product(&problem, info))
 }
 
-/// The products on Hopper's tensor cores, with copies of what the copy engine cannot load. That for `dx` sums over the
-/// vocabulary and has few tiles: it is made in parts along that sum.
+/// The products on Hopper's tensor cores, with copies of what the copy engine cannot load.
 pub(super) const SM90: Kernel<Problem> = Kernel::cuda("linear_cross_entropy_sm90", &ROWS, |launch| {
-    let p = launch.problem;
-    let copies = launch.workspace + Scratch::of(p).copies;
-    let sums = copies + bytes_of_copies(p);
-    run(launch, |which, product, operands| {
-        let parts = (which == Which::Dx).then(|| parts_of_dx(p, product)).flatten();
+    let scratch = launch.workspace..launch.workspace + Scratch::of(launch.problem).losses;
+    let copies = launch.workspace + Scratch::of(launch.problem).copies;
+    run(launch, |product, operands| {
         // SAFETY: passed on; the scratch memory has the size that was asked for, and products follow each other.
         unsafe {
             let copied = align::run(launch, [(*product, *operands)], copies)?;
-            copied.iter().try_for_each(|(product, operands)| match (which, parts) {
-                (Which::Logits, _) => sm90::run_for_scratch(launch, product, operands),
-                (_, Some(parts)) => parts.run(launch, product, operands, sums, sm90::run_for_scratch),
-                (_, None) => sm90::run(launch, product, operands),
+            copied.iter().try_for_each(|(product, operands)| match scratch.contains(&operands.out) {
+                true => sm90::run_for_scratch(launch, product, operands),
+                false => sm90::run(launch, product, operands),
             })
         }
     })
@@ -165,36 +152,16 @@ pub(super) const SM90: Kernel<Problem> = Kernel::cuda("linear_cross_entropy_sm90
 .and(&SUM)
 .and(&sm90::DEVICE)
 .and(&align::DEVICE)
-.and(&finish::DEVICE)
-.with_workspace(|p, _| Scratch::of(p).copies + bytes_of_copies(p) + bytes_of_sums(p))
+.with_workspace(|p, _| {
+    Scratch::of(p).copies + products(p).map(|product| align::bytes(&product)).max().unwrap_or(0)
+})
 .when(|p, info| supports(p, info, |product, info| sm90::supports(&align::aligned(product), info)))
-.configured(|p, _| {
-    let product = p.parts().next().and_then(|part| p.product_of_dx(part));
-    let parts = product.and_then(|product| parts_of_dx(p, &product));
-    let parts = parts.map_or(String::new(), |parts| format!(", sums for dx in {} parts", parts.count()));
-    describe(p) + &parts
-});
-
-/// The parts that the sums for `dx` are made in. The number of rows does not matter: it must not change a row's bits.
-fn parts_of_dx(p: &Problem, product: &Product) -> Option<Parts> {
-    Parts::of_rows(product, super::part_rows(p.vocab))
-}
-
-/// Bytes of the copies that a product needs.
-fn bytes_of_copies(p: &Problem) -> usize {
-    products(p).map(|product| align::bytes(&product)).max().unwrap_or(0).next_multiple_of(256)
-}
-
-/// Bytes of the sums for the rows of `dx` of a part.
-fn bytes_of_sums(p: &Problem) -> usize {
-    let product = p.parts().next().and_then(|part| p.product_of_dx(part));
-    product.and_then(|product| Some(parts_of_dx(p, &product)?.scratch_bytes(&product))).unwrap_or(0)
-}
+.configured(|p, _| describe(p));
 
 /// The products on tensor cores.
 pub(super) const SM80: Kernel<Problem> = Kernel::cuda("linear_cross_entropy_sm80", &ROWS, |launch| {
     // SAFETY: passed on.
-    run(launch, |_, product, operands| unsafe { run_sm80(launch, product, operands) })
+    run(launch, |product, operands| unsafe { run_sm80(launch, product, operands) })
 })
 .and(&SUM)
 .and(&SM80_DEVICE)
@@ -205,7 +172,7 @@ pub(super) const SM80: Kernel<Problem> = Kernel::cuda("linear_cross_entropy_sm80
 /// The products of f32 at full precision on tensor cores.
 pub(super) const BF16X3: Kernel<Problem> = Kernel::cuda("linear_cross_entropy_bf16x3", &ROWS, |launch| {
     // SAFETY: passed on.
-    run(launch, |_, product, operands| unsafe { bf16x3::run(launch, product, operands) })
+    run(launch, |product, operands| unsafe { bf16x3::run(launch, product, operands) })
 })
 .and(&SUM)
 .and(&bf16x3::DEVICE)
@@ -216,7 +183,7 @@ pub(super) const BF16X3: Kernel<Problem> = Kernel::cuda("linear_cross_entropy_bf
 /// The products without tensor cores.
 pub(super) const GENERIC: Kernel<Problem> = Kernel::cuda("linear_cross_entropy_generic", &ROWS, |launch| {
     // SAFETY: passed on.
-    run(launch, |_, product, operands| unsafe { run_generic(launch, product, operands) })
+    run(launch, |product, operands| unsafe { run_generic(launch, product, operands) })
 })
 .and(&SUM)
 .and(&GENERIC_DEVICE)
@@ -230,25 +197,22 @@ fn describe(p: &Problem) -> String {
 }
 
 /// Records the launches of a call. `multiply` records that of a product, whose operands the caller vouches for.
-fn run(
-    launch: &Launch<'_, Problem>,
-    multiply: impl Fn(Which, &Product, &Operands) -> Result<()>,
-) -> Result<()> {
+fn run(launch: &Launch<'_, Problem>, multiply: impl Fn(&Product, &Operands) -> Result<()>) -> Result<()> {
     let p = launch.problem;
     for part in p.parts() {
         let x = p.row_at(launch.args.address(X), &p.x, part.first);
         let (w, logits) = (launch.args.address(W), launch.workspace);
         if part.rows > 0 {
-            multiply(Which::Logits, &p.product_of_logits(part), &Operands::product(x, w, logits))?;
+            multiply(&p.product_of_logits(part), &Operands::product(x, w, logits))?;
             record_rows(launch, part)?;
         }
         if let (Some(product), Some(matrix)) = (p.product_of_dx(part), &p.dx) {
             let dx = p.row_at(launch.args.address(DX), matrix, part.first);
-            multiply(Which::Dx, &product, &Operands::product(logits, w, dx))?;
+            multiply(&product, &Operands::product(logits, w, dx))?;
         }
         if let Some(product) = p.product_of_dw(part) {
             let operands = Operands::product(logits, x, launch.args.address(DW));
-            multiply(Which::Dw, &product, &if product.has_residual { operands.adding() } else { operands })?;
+            multiply(&product, &if product.has_residual { operands.adding() } else { operands })?;
         }
     }
     let config = LaunchConfig::new([1, 1, 1], [THREADS, 1, 1], 0);

@@ -13,7 +13,6 @@
 //! - Rounding: logits are sums in f32 and are not rounded to a narrower type. `dz` is computed in f32 and rounded to the type of
 //!   `x` before it is multiplied. Sums are in f32. Rows are taken in parts, of as many rows as [`part_rows`] says: `dw` adds up the
 //!   sums of the parts, in their order, and is rounded to its type after each.
-//!   Kernels may sum over the vocabulary in parts, too, which depend on its size and are added in their order.
 //! - What products on CPUs with AMX or AVX-512 BF16 take for zero is as in `linear`.
 //! - Rows whose target is `ignore_index` have a `dz` of zeros, and count for nothing. Where `x` or `w` is not finite, products
 //!   with these zeros are NaN, in `dx` and `dw`.
