@@ -39,9 +39,7 @@ struct Parts {
 // kCareful is for numbers that may not be finite. Infinity has no small part, because infinity minus itself is NaN, and
 // takes no part in products with small parts.
 template <bool kCareful> WS_INLINE Parts split(float x) {
-  u32 large = to_tf32(x);
-  // The largest numbers would be rounded to infinity, but for the sign.
-  if (kCareful && large << 1 == 0xff000000u) large = float_bits(x) & ~0x1fffu;
+  const u32 large = to_tf32(x);
   const float rest = x - bits_float(large);
   const bool finite = !kCareful || rest == rest;
   return {large, finite ? large : 0u, finite ? to_tf32(rest) : 0u};
