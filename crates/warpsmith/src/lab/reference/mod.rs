@@ -237,6 +237,11 @@ pub(crate) fn flushing<T>(evaluate: impl FnOnce() -> T) -> T {
     evaluate()
 }
 
+/// Whether the type values are stored in has 16 bits.
+pub fn is_stored_in_16_bits() -> bool {
+    STORED_AS.get().size() == 2
+}
+
 /// Whether results of matrix products lose what is subnormal now.
 #[inline]
 fn flushes() -> bool {

@@ -31,7 +31,7 @@
 //! - Rounding: scores, exponentials and all sums are in f32. Where the type has 16 bits, the exponentials are rounded to
 //!   it before they multiply `v`, but not before they are added up. The result is rounded once.
 //! - Range: where scores are above `2^28` in magnitude, or values above `2^80`, CUDA kernels of 16-bit types may overflow on the
-//!   way and give NaN. Exponentials below `2^-126` of a row's largest count as zero, and on
+//!   way and give NaN. Those of f32 take numbers within `2^-12` of the end of the range for infinity. Exponentials below `2^-126` of a row's largest count as zero, and on
 //!   CPUs with AMX so do their products with values.
 //! - NaN and infinities give what the formula gives. A row is never affected by `k` of a key that it does not see; `v`
 //!   must be finite there, or the row may become NaN.

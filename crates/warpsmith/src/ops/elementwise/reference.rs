@@ -2,6 +2,7 @@
 
 use super::function::Kind;
 use crate::lab::Real;
+use crate::lab::reference::is_stored_in_16_bits;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, SQRT_2};
 
 impl Kind {
@@ -20,6 +21,13 @@ impl Kind {
             }
             Kind::Mish => x * softplus(x).tanh(),
         }
+    }
+
+    /// The definition, as matrix products finish with it: in types of 16 bits GPUs may take what is below 2^-132 for zero.
+    pub fn value_of_product<R: Real>(self, x: R) -> R {
+        let value = self.value(x);
+        let may_be_zero = matches!(self, Kind::Silu | Kind::GeluTanh) && is_stored_in_16_bits();
+        if may_be_zero { value.blurred(2f64.powi(-132)) } else { value }
     }
 
     /// The derivative; at the kink of relu it is zero.
@@ -67,7 +75,19 @@ fn softplus<R: Real>(x: R) -> R {
 #[cfg(feature = "tests")]
 mod tests {
     use super::*;
-    use crate::lab::reference::Random;
+    use crate::lab::reference::{Random, storing_as};
+    use crate::tensor::DType;
+
+    #[test]
+    fn tiny_values_may_be_zero_where_products_of_16_bits_end() {
+        let deviation = |dtype: DType, x: f64| {
+            storing_as(dtype, || Kind::Silu.value_of_product(Random::of(x)).deviation())
+        };
+        assert!(deviation(DType::BF16, -100.0) > 2f64.powi(-134));
+        assert!(deviation(DType::F32, -100.0) < 2f64.powi(-145));
+        let ordinary = storing_as(DType::BF16, || Kind::Silu.value(Random::of(-1.0)).deviation());
+        assert_eq!(deviation(DType::BF16, -1.0), ordinary);
+    }
 
     /// Rounding may have given a computed number next to zero either sign; one that was given has its own.
     #[test]

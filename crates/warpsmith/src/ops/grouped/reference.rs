@@ -21,7 +21,7 @@ pub(in crate::ops) fn dot_of<R: Real>(len: usize, pair: impl Fn(usize) -> (R, R)
 
 /// What activation and gate make of the sums of a row, given those sums.
 pub(in crate::ops) fn activated<R: Real>(z: &[R], activation: Activation, gate: Gate) -> Vec<R> {
-    let act = |z: R| activation.kind().map_or(z, |kind| kind.value(z));
+    let act = |z: R| activation.kind().map_or(z, |kind| kind.value_of_product(z));
     let n = z.len() / 2;
     match gate {
         Gate::None => z.iter().map(|&z| act(z)).collect(),

@@ -35,7 +35,7 @@ pub fn forward<R: Real>(inputs: &Inputs<'_, R>, attrs: &Attrs) -> Vec<Option<Arr
             }
             z
         };
-        let act = |z: R| activation.map_or(z, |kind| kind.value(z));
+        let act = |z: R| activation.map_or(z, |kind| kind.value_of_product(z));
         for j in 0..n {
             let mut y = match gate {
                 Gate::None => act(sum(j)),
