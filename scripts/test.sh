@@ -68,7 +68,7 @@ else
 fi
 echo
 echo "Results:"
-grep -E '^(     Running|   Doc-tests|test result:|error: |seed [0-9]| all  |[0-9]+ (passed|failed), |openai [0-9]|kubernetes: )' "$log" || true
+grep -E '^(     Running|   Doc-tests|test result:|error: |seed [0-9]|all  |[0-9]+ (passed|failed), |openai [0-9]|kubernetes: )' "$log" || true
 echo
 echo "Time:"
 printf '%s\n' "${times[@]}"

@@ -454,8 +454,8 @@ def test_five_families(name: str) -> None:
 
 
 def test_attention_with_gradients_of_16_bits() -> None:
-    """On the CPU and on Hopper it is the library's; on other GPUs PyTorch's. The mask is gone in any case. The results are
-    judged by those in f64.
+    """On the CPU and on Hopper it is the library's; on other GPUs PyTorch's. The mask is gone in any case. Results are
+    judged by f64.
     """
     library = DEVICE == "cpu" or torch.cuda.get_device_capability()[0] == 9
     q, k, v = (torch.randn(2, heads, 24, 32, generator=generator(9)).bfloat16() for heads in (4, 2, 2))
