@@ -161,7 +161,7 @@ fn evidence_updates_the_readme_and_the_page_of_every_device() {
     assert!(
         text.starts_with("head\n")
             && text.ends_with("tail\n")
-            && text.contains("| `rms_norm`, `layer_norm` |"),
+            && text.contains("| `rms_norm`, `layer_norm`, `softmax` |"),
         "{text}"
     );
     assert!(std::fs::read_to_string(evidence.join("gpu-9.md")).unwrap().starts_with("# GPU 9\n"));
