@@ -117,7 +117,12 @@ fn most_tiles(rows: usize, groups: usize, tile: usize) -> usize {
 
 /// Columns of the result in a tile of `rows` rows of `w`. Never zero: experts without hidden units have products without columns.
 pub(super) fn columns(p: &Problem, rows: usize) -> usize {
-    (rows * p.product.n / p.product.weight_rows().max(1)).max(1)
+    columns_of(rows, p.product.n, p.product.weight_rows())
+}
+
+/// Columns that `rows` of all the `weight_rows` behind `n` columns make.
+fn columns_of(rows: usize, n: usize, weight_rows: usize) -> usize {
+    (rows * n / weight_rows.max(1)).max(1)
 }
 
 pub(super) const THREADS: u32 = 256;
@@ -292,6 +297,13 @@ pub(in crate::ops) unsafe fn run_sm80<P>(launch: &Launch<'_, P>, p: &Problem, at
 mod tests {
     use super::*;
     use crate::tensor::Random;
+
+    /// What divides by them does not fail.
+    #[test]
+    fn tiles_have_columns_where_products_have_none() {
+        assert_eq!([columns_of(128, 0, 0), columns_of(64, 0, 0)], [1, 1]);
+        assert_eq!([columns_of(128, 5, 5), columns_of(128, 768, 1536)], [128, 64]);
+    }
 
     /// Whatever the counts are, there are no more tiles than a launch has blocks for.
     #[test]
